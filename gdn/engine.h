@@ -1,0 +1,95 @@
+// engine.h: what an engine offers. Two programs train the same model: train_gdn.c on CPUs and train_gdn.cu on GPUs.
+// Everything else (the training loop, checkpoints, tests) reaches the model only through this table of functions, so
+// one loop serves both, and test_gdn can hold one engine against another, tensor by tensor.
+//
+// Sizes: B rows (sequences) and T tokens a row in one micro-batch; N = B T. The arena is the flat array of all
+// parameters in the order of the parameter table (config.h); gradients and AdamW moments lie in arenas of the same
+// layout. Values cross this interface as float, or as double for the tests.
+//
+// defines: Engine, EngineSettings, EngineApi, Arena, AdamW, ENGINE_CARRY, engine_cpu_f32, engine_cpu_f64, engine_cuda
+#ifndef GDN_ENGINE_H
+#define GDN_ENGINE_H
+
+#include <stdint.h>
+#include "check.h"
+#include "config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Engine Engine;
+
+typedef struct {
+  int max_rows;                      // largest B
+  int max_len;                       // largest T of one forward
+  int max_state;                     // longest carried sequence (attn keeps all its keys), 0: no carried state wanted
+  int train;                         // 0: no gradients, no moments, nothing saved for a backward pass
+  int64_t shard_first, shard_count;  // ZeRO-1: the range of the arena whose moments this rank holds; count 0: all of it
+  int recompute;                     // how much to recompute instead of saving: 0 nothing
+  const char *cache_dir;             // where an engine may keep tuned choices, NULL: nowhere
+  int device;                        // GPU number
+} EngineSettings;
+
+typedef enum { ARENA_PARAM, ARENA_GRAD, ARENA_M, ARENA_V } Arena;  // M and V: only elements of the own shard
+
+typedef struct {
+  double lr, beta1, beta2, eps, weight_decay;
+  double grad_scale;  // gradients are multiplied by this first (clipping)
+  int64_t step;       // 1 for the first update: bias correction
+  int decay_all;      // 1: weight decay on every parameter (the papers' code), else where ParamSpec.decays says
+} AdamW;
+
+enum {
+  ENGINE_CARRY = 1  // start from the carried state of the previous forward, and carry on from this one
+};
+
+typedef struct {
+  const char *name;  // "cpu-f32", "cpu-f64", "cuda"
+  int real_bytes;    // of arena elements: 4 or 8
+  int on_device;     // 1: arena pointers are GPU memory
+
+  // 0, or an exit code and one line: what this engine cannot do, found before anything is allocated.
+  int (*check)(const Config *c, const EngineSettings *s, Error *err);
+  // The table must outlive the engine. Parameters are undefined until written. NULL with err set when memory is short.
+  Engine *(*create)(const Config *c, const ParamTable *t, const EngineSettings *s, Error *err);
+  void (*destroy)(Engine *e);
+
+  void (*read)(Engine *e, Arena a, int64_t first, int64_t count, float *dst);
+  void (*write)(Engine *e, Arena a, int64_t first, int64_t count, const float *src);
+  void (*read64)(Engine *e, Arena a, int64_t first, int64_t count, double *dst);
+  void (*write64)(Engine *e, Arena a, int64_t first, int64_t count, const double *src);
+  void *(*arena)(Engine *e, Arena a);  // the array itself, for collectives
+
+  // Runs the model on tokens [B,T]. targets [B,T]: next tokens, -1 where none is counted; NULL: no loss wanted.
+  // Returns the sum (not mean) of the losses, in nats, over the counted targets, accumulated in double.
+  double (*forward)(Engine *e, const int32_t *tokens, const int32_t *targets, int B, int T, int flags);
+  // Loss of each token [B*T] of the last forward (0 where not counted).
+  void (*losses)(Engine *e, float *dst);
+  // Logits [rows, vocab] of tokens first_row .. first_row+rows-1 (0 .. B*T-1) of the last forward.
+  void (*logits)(Engine *e, int64_t first_row, int64_t rows, float *dst);
+  // Adds to the gradients those of scale * (sum of losses) of the last forward.
+  void (*backward)(Engine *e, double scale);
+  void (*zero_grad)(Engine *e);
+  // Sum of squared gradients over a range of the arena, in double, in a fixed order; not finite if any of them is not.
+  double (*grad_sumsq)(Engine *e, int64_t first, int64_t count);
+  // One AdamW step on the own shard (arXiv 1711.05101): decay first, then the step, moments with bias correction.
+  void (*update)(Engine *e, const AdamW *a);
+  // Forgets the carried state (recurrent state, conv inputs, keys and values).
+  void (*reset_state)(Engine *e);
+  // An activation of the last forward by name ("layers.3.attn.o", see the engine), as double; the number of its
+  // elements, at most `max` written; -1: no such name.
+  int64_t (*activation)(Engine *e, const char *name, double *dst, int64_t max);
+  void (*synchronize)(Engine *e);
+  int64_t (*memory_bytes)(const Engine *e);  // allocated by create
+} EngineApi;
+
+extern const EngineApi engine_cpu_f32;  // train_gdn.c
+extern const EngineApi engine_cpu_f64;  // the same file with real = double
+extern const EngineApi engine_cuda;     // train_gdn.cu
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // GDN_ENGINE_H

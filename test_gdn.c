@@ -1,0 +1,654 @@
+// test_gdn.c: is the model right? Runs the CPU reference in double against finite differences and against itself in
+// other arrangements (pieces, rows, threads, reductions between mixers), in float against double, and, linked with the
+// CUDA engine (make test_gdncu), every CUDA tensor and gradient against the CPU reference. The layers one by one,
+// against token-by-token recurrences, are in dev/test/test_layers.c.
+//
+// Exit status 0 when everything passed; the last line counts passed, failed, skipped. --plant N runs the gradient
+// checks with one wrong term planted in the backward pass and succeeds only if they notice.
+
+#include <omp.h>
+#include "dev/test/check_report.h"  // check, check_close, report_end
+#include "gdn/engine.h"             // EngineApi, engine_cpu_f32, engine_cpu_f64
+#include "gdn/init.h"               // init_tensor
+
+int gdn_planted;  // read by the engines when built with -DGDN_PLANT; numbers as in train_gdn.c
+enum { PLANT_FAULTS = 15 };
+
+// ----------------------------------------------------------------------------
+// models to test with
+
+typedef struct {
+  Config c;
+  ParamTable t;
+  double *params;  // the whole arena
+} Model;
+
+static Config small_config(const char *pattern) {
+  Config c = config_default();
+  c.vocab = 13, c.width = 12, c.ff = 20, c.tied = 0;
+  c.heads = 2, c.v_heads = 2, c.head_k = 6, c.head_v = 10;
+  c.attn_heads = 2, c.attn_kv_heads = 2, c.attn_head_dim = 6, c.window = 20;
+  c.mamba_state = 5, c.mamba_head = 8, c.mamba_expand = 2, c.mamba_groups = 1;
+  c.n_pattern = 0;
+  char text[128], *word;
+  snprintf(text, sizeof text, "%s", pattern);
+  for (word = strtok(text, " "); word; word = strtok(NULL, " ")) c.pattern[c.n_pattern++] = mixer_from_name(word);
+  c.layers = c.n_pattern;
+  return c;
+}
+
+// Parameters as --init paper draws them, then moved off their special values (norms 1, biases 0, D 1) and with gates in
+// a range where decay, erase and write all matter.
+static Model model_make(Config c, uint64_t seed) {
+  Error err;
+  if (config_check(&c, &err)) fail_error(&err);
+  Model m = {c, param_table_build(&c), NULL};
+  m.params = (double *)alloc_zeroed(m.t.total, sizeof(double), "test");
+  for (int i = 0; i < m.t.n; i++) {
+    const ParamSpec *s = &m.t.specs[i];
+    if (s->init == INIT_PAD) continue;
+    for (int64_t j = 0; j < s->count; j++) {
+      double x = init_value(s, INIT_RULE_PAPER, c.layers, seed, hash_name(s->name), j);
+      double u = 2 * random_uniform(seed + 1, hash_name(s->name), (uint64_t)j) - 1;
+      if (s->init == INIT_A_LOG_0_16 || s->init == INIT_A_LOG_1_16) x = u;
+      if (s->init == INIT_ONES || s->init == INIT_ZEROS) x += 0.4 * u;
+      if (s->init == INIT_DT_BIAS) x = u;
+      if (s->init == INIT_XAVIER || s->init == INIT_EMBEDDING) x *= 8;
+      if (s->init == INIT_LINEAR_SCALED) x *= 2;
+      m.params[s->offset + j] = x;
+    }
+  }
+  return m;
+}
+static void model_free(Model *m) {
+  param_table_free(&m->t);
+  free(m->params);
+}
+
+static Engine *engine_make(const EngineApi *api, const Model *m, int B, int T, int train, int max_state) {
+  EngineSettings s;
+  memset(&s, 0, sizeof s);
+  s.max_rows = B, s.max_len = T, s.train = train, s.max_state = max_state;
+  Error err;
+  if (api->check(&m->c, &s, &err)) fail_error(&err);
+  Engine *e = api->create(&m->c, &m->t, &s, &err);
+  if (!e) fail_error(&err);
+  api->write64(e, ARENA_PARAM, 0, m->t.total, m->params);
+  return e;
+}
+
+static void random_tokens(int32_t *tokens, int32_t *targets, int64_t N, int vocab, uint64_t seed) {
+  for (int64_t i = 0; i < N; i++) {
+    tokens[i] = (int32_t)(random_bits(seed, 1, (uint64_t)i) % (uint64_t)vocab);
+    if (targets)
+      targets[i] =
+          random_bits(seed, 2, (uint64_t)i) % 5 ? (int32_t)(random_bits(seed, 3, (uint64_t)i) % (uint64_t)vocab) : -1;
+  }
+}
+
+// Loss, logits and gradients of one engine on one batch.
+typedef struct {
+  double loss, *logits, *grads;
+  int64_t n_logits;
+} Result;
+
+static Result run_once(const EngineApi *api, const Model *m, const int32_t *tokens, const int32_t *targets, int B,
+                       int T) {
+  Engine *e = engine_make(api, m, B, T, 1, 0);
+  Result r;
+  r.n_logits = (int64_t)B * T * m->c.vocab;
+  r.logits = (double *)alloc_array(r.n_logits, sizeof(double), "test");
+  r.grads = (double *)alloc_array(m->t.total, sizeof(double), "test");
+  r.loss = api->forward(e, tokens, targets, B, T, 0);
+  api->activation(e, "logits", r.logits, r.n_logits);
+  api->zero_grad(e);
+  api->backward(e, 1.0 / (B * T));
+  api->read64(e, ARENA_GRAD, 0, m->t.total, r.grads);
+  api->destroy(e);
+  return r;
+}
+static void result_free(Result *r) { free(r->logits), free(r->grads); }
+
+// ----------------------------------------------------------------------------
+// every parameter tensor against central finite differences, in double
+
+// Five-point central difference of the mean loss along `direction` on tensor s.
+static double difference(const EngineApi *api, Engine *e, const Model *m, const ParamSpec *s, const double *direction,
+                         double h, const int32_t *tokens, const int32_t *targets, int B, int T) {
+  double f[4], step[4] = {-2, -1, 1, 2};
+  double *p = (double *)alloc_array(s->count, sizeof(double), "test");
+  for (int k = 0; k < 4; k++) {
+    for (int64_t i = 0; i < s->count; i++) p[i] = m->params[s->offset + i] + step[k] * h * direction[i];
+    api->write64(e, ARENA_PARAM, s->offset, s->count, p);
+    f[k] = api->forward(e, tokens, targets, B, T, 0) / (B * T);
+  }
+  api->write64(e, ARENA_PARAM, s->offset, s->count, m->params + s->offset);
+  free(p);
+  return (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h);
+}
+
+// A random direction over the whole tensor and `singles` single elements. Limit 1e-6 of the gradient's size: five-point
+// differences with h = 2e-4 leave about 1e-8 of truncation (the L2 norm of small keys bends most) and 1e-15 / h of
+// rounding.
+static void test_gradients(const char *name, Config c, int T, int singles) {
+  const EngineApi *api = &engine_cpu_f64;
+  enum { B = 2 };
+  Model m = model_make(c, 11);
+  int32_t *tokens = (int32_t *)alloc_array(B * T, sizeof *tokens, "test"),
+          *targets = (int32_t *)alloc_array(B * T, sizeof *tokens, "test");
+  random_tokens(tokens, targets, B * T, c.vocab, 5);
+  Result r = run_once(api, &m, tokens, targets, B, T);
+  Engine *e = engine_make(api, &m, B, T, 0, 0);
+  for (int i = 0; i < m.t.n; i++) {
+    const ParamSpec *s = &m.t.specs[i];
+    double *dir = (double *)alloc_zeroed(s->count, sizeof(double), "test"), worst = 0, norm = 0;
+    for (int64_t j = 0; j < s->count; j++) norm += r.grads[s->offset + j] * r.grads[s->offset + j];
+    norm = sqrt(norm);
+    if (s->init == INIT_PAD) {
+      check(norm == 0, "%s: padding after spec %d has a gradient", name, i);
+      free(dir);
+      continue;
+    }
+    double rms = norm / sqrt((double)s->count);
+    for (int k = 0; k <= singles; k++) {
+      double exact = 0, size = 0;
+      memset(dir, 0, (size_t)s->count * sizeof(double));
+      if (k == 0) {
+        for (int64_t j = 0; j < s->count; j++)
+          dir[j] = random_normal(77, hash_name(s->name), (uint64_t)j) / sqrt((double)s->count);
+      } else {
+        dir[random_bits(78, hash_name(s->name), (uint64_t)k) % (uint64_t)s->count] = 1;
+      }
+      for (int64_t j = 0; j < s->count; j++) exact += dir[j] * r.grads[s->offset + j], size += dir[j] * dir[j];
+      double found = difference(api, e, &m, s, dir, 2e-4, tokens, targets, B, T);
+      // a gradient that is exactly 0 (a decay that meets no state) must be 0 to the differences' own rounding
+      double error = norm == 0 ? fabs(found) * 1e3 : fabs(found - exact) / (rms * sqrt(size) + fabs(exact));
+      if (!(error <= worst)) worst = error;
+    }
+    check((norm > 0 || T == 1) && worst < 1e-6,
+          "%s T=%d: gradient of %s differs from finite differences by %.3g of its size (norm %.3g)", name, T, s->name,
+          worst, norm);
+    free(dir);
+  }
+  api->destroy(e);
+  result_free(&r), model_free(&m), free(tokens), free(targets);
+}
+
+static void test_all_gradients(int singles) {
+  const char *patterns[] = {"gdn",     "gdn2",           "kda",      "deltanet",   "mamba2",  "swa", "attn",
+                            "gdn swa", "mamba2 gdn swa", "gdn2 swa", "mamba2 swa", "kda attn"};
+  for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
+    test_gradients(patterns[i], small_config(patterns[i]), 67, singles);
+  Config c = small_config("gdn");
+  c.tied = 1, test_gradients("gdn tied", c, 17, singles);
+  c = small_config("gdn swa"), c.ff = 0, test_gradients("gdn swa without MLP", c, 17, singles);
+  c = small_config("gdn"), c.heads = 2, c.v_heads = 6, test_gradients("gdn grouped", c, 66, singles);
+  c = small_config("gdn2"), c.heads = 2, c.v_heads = 4, test_gradients("gdn2 grouped", c, 66, singles);
+  c = small_config("kda"), c.heads = 1, c.v_heads = 3, test_gradients("kda grouped", c, 66, singles);
+  c = small_config("gdn"), c.beta_max = 2, test_gradients("gdn beta 2", c, 66, singles);
+  c = small_config("gdn2"), c.beta_max = 2, c.output_gate = GATE_SIGMOID,
+  test_gradients("gdn2 b 2, sigmoid gate", c, 66, singles);
+  c = small_config("gdn"), c.conv_size = 0, test_gradients("gdn no conv", c, 17, singles);
+  c = small_config("mamba2"), c.conv_size = 0, test_gradients("mamba2 no conv", c, 17, singles);
+  c = small_config("mamba2"), c.mamba_groups = 3, test_gradients("mamba2 3 groups", c, 66, singles);
+  c = small_config("gdn"), c.output_gate = GATE_NONE, test_gradients("gdn no output gate", c, 17, singles);
+  c = small_config("kda"), c.output_gate = GATE_NONE, test_gradients("kda no output gate", c, 17, singles);
+  c = small_config("deltanet"), c.output_gate = GATE_SILU, test_gradients("deltanet gated", c, 17, singles);
+  c = small_config("gdn"), c.output_norm = 0, test_gradients("gdn no output norm", c, 17, singles);
+  c = small_config("gdn"), c.output_norm = 0, c.output_gate = GATE_NONE,
+  test_gradients("gdn no norm, no gate", c, 17, singles);
+  c = small_config("gdn"), c.qk_norm = NORM_L1, test_gradients("gdn L1", c, 17, singles);
+  c = small_config("gdn"), c.decay = 0, test_gradients("gdn no decay", c, 66, singles);
+  c = small_config("gdn2"), c.decay = 0, test_gradients("gdn2 no decay", c, 66, singles);
+  c = small_config("gdn2"), c.erase = PER_HEAD, test_gradients("gdn2 erase per head", c, 66, singles);
+  c = small_config("gdn2"), c.write = PER_HEAD, test_gradients("gdn2 write per head", c, 66, singles);
+  c = small_config("kda"), c.kda_lower_bound = -2.5, test_gradients("kda lower bound", c, 66, singles);
+  c = small_config("attn"), c.attn_heads = 4, c.attn_kv_heads = 2, test_gradients("attn grouped", c, 33, singles);
+  c = small_config("mamba2 gdn swa"), c.boundary_reset = 1, c.bos = 1, test_gradients("h2 boundaries", c, 67, singles);
+  c = small_config("gdn2 kda attn"), c.boundary_reset = 1, c.bos = 1,
+  test_gradients("channel boundaries", c, 67, singles);
+  c = small_config("gdn"), c.conv_size = 2, c.width = 11, test_gradients("gdn 2 taps, odd width", c, 17, singles);
+  int lengths[] = {1, 2, 3, 5, 64, 65};
+  for (int i = 0; i < 6; i++) test_gradients("h2", small_config("mamba2 gdn swa"), lengths[i], 2);
+}
+
+// ----------------------------------------------------------------------------
+// reductions between mixers: GDN-2 with b = w = beta is KDA; KDA with equal decays is GDN; GDN without decay is
+// DeltaNet
+
+static double *tensor(Model *m, const char *name, int64_t *count) {
+  char full[160];
+  snprintf(full, sizeof full, "model.layers.0.%s", name);
+  int i = param_find(&m->t, full);
+  if (i < 0) i = param_find(&m->t, name);
+  if (i < 0) fail(EXIT_INTERNAL, "test: no tensor %s", name);
+  if (count) *count = m->t.specs[i].count;
+  return m->params + m->t.specs[i].offset;
+}
+
+static void copy_common(Model *to, const Model *from) {  // tensors of the same name and size
+  for (int i = 0; i < to->t.n; i++) {
+    const ParamSpec *s = &to->t.specs[i];
+    int j = s->name[0] ? param_find(&from->t, s->name) : -1;
+    if (j >= 0 && from->t.specs[j].count == s->count)
+      memcpy(to->params + s->offset, from->params + from->t.specs[j].offset, (size_t)s->count * sizeof(double));
+  }
+}
+
+static void compare_models(const char *what, const Model *a, const Model *b, double limit) {
+  enum { B = 2, T = 130 };
+  int32_t tokens[B * T], targets[B * T];
+  random_tokens(tokens, targets, B * T, a->c.vocab, 9);
+  Result ra = run_once(&engine_cpu_f64, a, tokens, targets, B, T),
+         rb = run_once(&engine_cpu_f64, b, tokens, targets, B, T);
+  char text[200];
+  snprintf(text, sizeof text, "%s: logits", what);
+  check_close(ra.logits, rb.logits, ra.n_logits, limit, text);
+  const char *shared[] = {"model.embeddings.weight", "attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight",
+                          "attn.o_proj.weight"};
+  for (int i = 0; i < 5; i++) {
+    char full[96];
+    snprintf(full, sizeof full, "%s%s", i ? "model.layers.0." : "", shared[i]);
+    const ParamSpec *sa = &a->t.specs[param_find(&a->t, full)], *sb = &b->t.specs[param_find(&b->t, full)];
+    snprintf(text, sizeof text, "%s: gradient of %s", what, full);
+    check_close(ra.grads + sa->offset, rb.grads + sb->offset, sa->count, limit, text);
+  }
+  result_free(&ra), result_free(&rb);
+}
+
+static void test_reductions(void) {
+  Config c = small_config("gdn2");
+  c.output_gate = GATE_SIGMOID;
+  int d = c.width, K = c.head_k, V = c.head_v, H = c.heads;
+  Model gdn2 = model_make(c, 3);
+  c = small_config("kda");
+  Model kda = model_make(c, 3);
+  copy_common(&kda, &gdn2);
+  double *b1 = tensor(&kda, "attn.b_proj.weight", NULL), *b2 = tensor(&gdn2, "attn.b_proj.weight", NULL),
+         *w2 = tensor(&gdn2, "attn.w_proj.weight", NULL);
+  for (int h = 0; h < H; h++)
+    for (int j = 0; j < d; j++) {
+      for (int i = 0; i < K; i++) b2[(h * K + i) * d + j] = b1[h * d + j];
+      for (int i = 0; i < V; i++) w2[(h * V + i) * d + j] = b1[h * d + j];
+    }
+  compare_models("GDN-2 with b = w = beta is KDA", &gdn2, &kda, 1e-12);
+
+  // KDA with f equal in all channels of a head, gate without bias: GDN with the products of the low-rank factors
+  double *f1 = tensor(&kda, "attn.f_proj.1.weight", NULL), *f0 = tensor(&kda, "attn.f_proj.0.weight", NULL),
+         *dt = tensor(&kda, "attn.dt_bias", NULL);
+  double *g1 = tensor(&kda, "attn.g_proj.1.weight", NULL), *g0 = tensor(&kda, "attn.g_proj.0.weight", NULL),
+         *bias = tensor(&kda, "attn.g_proj.1.bias", NULL);
+  memset(bias, 0, (size_t)(H * V) * sizeof(double));
+  for (int h = 0; h < H; h++)
+    for (int i = 1; i < K; i++) {
+      memcpy(f1 + (h * K + i) * V, f1 + h * K * V, (size_t)V * sizeof(double));
+      dt[h * K + i] = dt[h * K];
+    }
+  c = small_config("gdn"), c.output_gate = GATE_SIGMOID;
+  Model gdn = model_make(c, 3);
+  copy_common(&gdn, &kda);
+  double *a = tensor(&gdn, "attn.a_proj.weight", NULL), *g = tensor(&gdn, "attn.g_proj.weight", NULL),
+         *dt1 = tensor(&gdn, "attn.dt_bias", NULL);
+  for (int h = 0; h < H; h++) dt1[h] = dt[h * K];
+  for (int r = 0; r < H; r++)
+    for (int j = 0; j < d; j++) {
+      a[r * d + j] = 0;
+      for (int x = 0; x < V; x++) a[r * d + j] += f1[r * K * V + x] * f0[x * d + j];
+    }
+  for (int r = 0; r < H * V; r++)
+    for (int j = 0; j < d; j++) {
+      g[r * d + j] = 0;
+      for (int x = 0; x < V; x++) g[r * d + j] += g1[r * V + x] * g0[x * d + j];
+    }
+  compare_models("KDA with equal decays is GDN", &kda, &gdn, 1e-11);
+
+  c = small_config("deltanet"), c.output_gate = GATE_SIGMOID;
+  Model delta = model_make(c, 3);
+  copy_common(&delta, &gdn);
+  double *a_log = tensor(&gdn, "attn.A_log", NULL);
+  for (int h = 0; h < H; h++) a_log[h] = -80;  // exp(-80) softplus(.): no decay to the last bit
+  compare_models("GDN without decay is DeltaNet", &gdn, &delta, 1e-12);
+  c = small_config("gdn"), c.decay = 0, c.output_gate = GATE_SIGMOID;
+  Model nodecay = model_make(c, 3);
+  copy_common(&nodecay, &delta);
+  compare_models("--decay off is DeltaNet", &nodecay, &delta, 0);
+  model_free(&gdn2), model_free(&kda), model_free(&gdn), model_free(&delta), model_free(&nodecay);
+}
+
+// ----------------------------------------------------------------------------
+// arrangements that must not matter: float against double, pieces, rows, threads, what lies in the future
+
+static const char *const all_patterns[] = {"gdn", "gdn2", "kda",     "deltanet",      "mamba2",
+                                           "swa", "attn", "gdn swa", "mamba2 gdn swa"};
+enum { ALL_PATTERNS = 9 };
+
+static void test_float_against_double(void) {
+  int lengths[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 129, 289};
+  for (int p = 0; p < ALL_PATTERNS; p++) {
+    Model m = model_make(small_config(all_patterns[p]), 21);
+    for (int64_t i = 0; i < m.t.total; i++) m.params[i] = (double)(float)m.params[i];
+    double worst_logits = 0, worst_grad = 0;
+    for (int i = 0; i < 12; i++) {
+      int T = lengths[i], B = 2;
+      int32_t *tokens = (int32_t *)alloc_array(B * T, sizeof *tokens, "test"),
+              *targets = (int32_t *)alloc_array(B * T, sizeof *tokens, "test");
+      random_tokens(tokens, targets, B * T, m.c.vocab, (uint64_t)T);
+      Result f = run_once(&engine_cpu_f32, &m, tokens, targets, B, T),
+             d = run_once(&engine_cpu_f64, &m, tokens, targets, B, T);
+      double e = relative_error(f.logits, d.logits, f.n_logits);
+      if (!(e <= worst_logits)) worst_logits = e;
+      for (int s = 0; s < m.t.n; s++) {
+        double x = relative_error(f.grads + m.t.specs[s].offset, d.grads + m.t.specs[s].offset, m.t.specs[s].count);
+        if (!(x <= worst_grad)) worst_grad = x;
+      }
+      result_free(&f), result_free(&d), free(tokens), free(targets);
+    }
+    // float has 6e-8 a rounding; sums of some hundred terms and the delta rule's solve make it 1e-6 to 1e-5
+    check(worst_logits < 1e-4, "%s: float logits differ from double by %.3g", all_patterns[p], worst_logits);
+    check(worst_grad < 1e-3, "%s: float gradients differ from double by %.3g", all_patterns[p], worst_grad);
+    model_free(&m);
+  }
+}
+
+static void test_pieces(void) {
+  enum { T = 100 };
+  for (int p = 0; p < ALL_PATTERNS; p++)
+    for (int reset = 0; reset < 2; reset++)
+      for (int wide = 0; wide < 2; wide++) {
+        const EngineApi *api = wide ? &engine_cpu_f64 : &engine_cpu_f32;
+        Config c = small_config(all_patterns[p]);
+        c.boundary_reset = reset, c.bos = 1;
+        Model m = model_make(c, 31);
+        int V = c.vocab;
+        int32_t tokens[2 * T], row[2 * T];
+        random_tokens(tokens, NULL, 2 * T, V, 8);
+        static double whole[2 * T * 13], part[2 * T * 13], piece[2 * T * 13];
+        Engine *e = engine_make(api, &m, 2, T, 0, T);
+        api->forward(e, tokens, NULL, 2, T, 0);
+        api->activation(e, "logits", whole, 2 * T * V);
+        for (int mode = 0; mode < 2; mode++) {
+          int cuts[4] = {0, 1, 37, T}, n_pieces = mode ? T : 3;
+          api->reset_state(e);
+          for (int k = 0; k < n_pieces; k++) {
+            int t0 = mode ? k : cuts[k], t1 = mode ? k + 1 : cuts[k + 1], n = t1 - t0;
+            for (int b = 0; b < 2; b++) memcpy(row + b * n, tokens + b * T + t0, (size_t)n * sizeof *row);
+            api->forward(e, row, NULL, 2, n, ENGINE_CARRY);
+            api->activation(e, "logits", piece, 2 * n * V);
+            for (int b = 0; b < 2; b++)
+              memcpy(part + (b * T + t0) * V, piece + b * n * V, (size_t)(n * V) * sizeof *part);
+          }
+          char text[120];
+          snprintf(text, sizeof text, "%s %s%s: whole sequence against %s", all_patterns[p], wide ? "double" : "float",
+                   reset ? " reset" : "", mode ? "single steps" : "three pieces");
+          check_close(part, whole, 2 * T * V, wide ? 1e-12 : 1e-4, text);
+        }
+        api->destroy(e), model_free(&m);
+      }
+}
+
+static void test_rows_threads_future(void) {
+  enum { T = 70 };
+  const EngineApi *api = &engine_cpu_f32;
+  for (int p = 0; p < ALL_PATTERNS; p++) {
+    Model m = model_make(small_config(all_patterns[p]), 41);
+    int V = m.c.vocab;
+    int32_t tokens[2 * T], targets[2 * T];
+    random_tokens(tokens, targets, 2 * T, V, 12);
+    Result both = run_once(api, &m, tokens, targets, 2, T), r0 = run_once(api, &m, tokens, targets, 1, T),
+           r1 = run_once(api, &m, tokens + T, targets + T, 1, T);
+    check(!memcmp(both.logits, r0.logits, (size_t)(T * V) * sizeof(double)) &&
+              !memcmp(both.logits + T * V, r1.logits, (size_t)(T * V) * sizeof(double)),
+          "%s: a row of a batch depends on the other row", all_patterns[p]);
+    for (int64_t i = 0; i < m.t.total; i++) r0.grads[i] = (r0.grads[i] + r1.grads[i]) / 2;
+    char text[120];
+    snprintf(text, sizeof text, "%s: gradient of two rows against the sum of each", all_patterns[p]);
+    check_close(both.grads, r0.grads, m.t.total, 1e-5, text);
+    omp_set_num_threads(1);
+    Result one = run_once(api, &m, tokens, targets, 2, T);
+    omp_set_num_threads(3);
+    Result three = run_once(api, &m, tokens, targets, 2, T);
+    omp_set_num_threads(omp_get_num_procs());
+    check(!memcmp(one.grads, three.grads, (size_t)m.t.total * sizeof(double)) &&
+              !memcmp(one.logits, three.logits, (size_t)one.n_logits * sizeof(double)) && one.loss == three.loss,
+          "%s: the bits depend on the number of threads", all_patterns[p]);
+    check(!memcmp(one.grads, both.grads, (size_t)m.t.total * sizeof(double)), "%s: the same run twice gives other bits",
+          all_patterns[p]);
+    tokens[40] = (tokens[40] + 1) % V;  // the future: earlier outputs keep their bits, this one moves
+    Result later = run_once(api, &m, tokens, targets, 2, T);
+    check(!memcmp(both.logits, later.logits, (size_t)(40 * V) * sizeof(double)),
+          "%s: an output depends on a later token", all_patterns[p]);
+    check(memcmp(both.logits + 40 * V, later.logits + 40 * V, (size_t)V * sizeof(double)) != 0,
+          "%s: an output does not depend on its own token", all_patterns[p]);
+    result_free(&both), result_free(&r0), result_free(&r1), result_free(&one), result_free(&three), result_free(&later),
+        model_free(&m);
+  }
+}
+
+// Documents of one row (field case 12): lengths 37, 51, 40, one-token documents, two borders in a chunk, a border
+// at 64.
+static void test_documents(void) {
+  enum { T = 128 };
+  const int borders[][4] = {{0, 37, 88, T}, {0, 64, 65, T}, {0, 1, 2, T}, {0, 126, 127, T}};
+  for (int p = 0; p < ALL_PATTERNS; p++)
+    for (int k = 0; k < 4; k++) {
+      Config c = small_config(all_patterns[p]);
+      c.boundary_reset = 1, c.bos = 0;
+      Model m = model_make(c, 51);
+      int V = c.vocab;
+      int32_t tokens[T], other[T];
+      for (int t = 0; t < T; t++) tokens[t] = 1 + (int32_t)(random_bits(6, 0, (uint64_t)t) % (uint64_t)(V - 1));
+      for (int i = 0; i < 3; i++) tokens[borders[k][i]] = 0;
+      memcpy(other, tokens, sizeof tokens);
+      for (int t = 0; t < borders[k][1]; t++)
+        if (other[t]) other[t] = 1 + other[t] % (V - 1);
+      static double a[T * 13], b[T * 13], alone[T * 13];
+      Engine *e = engine_make(&engine_cpu_f32, &m, 1, T, 0, 0);
+      engine_cpu_f32.forward(e, tokens, NULL, 1, T, 0);
+      engine_cpu_f32.activation(e, "logits", a, T * V);
+      engine_cpu_f32.forward(e, other, NULL, 1, T, 0);
+      engine_cpu_f32.activation(e, "logits", b, T * V);
+      check(!memcmp(a + borders[k][1] * V, b + borders[k][1] * V, (size_t)((T - borders[k][1]) * V) * sizeof(double)),
+            "%s: document 1 reaches document 2 (border %d)", all_patterns[p], borders[k][1]);
+      for (int i = 0; i < 3; i++) {
+        int t0 = borders[k][i], n = borders[k][i + 1] - t0;
+        engine_cpu_f32.forward(e, tokens + t0, NULL, 1, n, 0);
+        engine_cpu_f32.activation(e, "logits", alone, n * V);
+        char text[120];
+        snprintf(text, sizeof text, "%s: document %d of a row against the document alone (borders %d %d)",
+                 all_patterns[p], i, borders[k][1], borders[k][2]);
+        check_close(a + t0 * V, alone, n * V, 1e-4, text);
+      }
+      engine_cpu_f32.destroy(e), model_free(&m);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// AdamW, accumulation, padding
+
+static void test_update(void) {
+  Config c = small_config("gdn mamba2");
+  Model m = model_make(c, 61);
+  const EngineApi *api = &engine_cpu_f64;
+  int64_t n = m.t.total;
+  int32_t tokens[34], targets[34];
+  random_tokens(tokens, targets, 34, c.vocab, 2);
+  Engine *e = engine_make(api, &m, 2, 17, 1, 0);
+  double *g = (double *)alloc_array(n, 8, "test"), *p = (double *)alloc_array(n, 8, "test"),
+         *ref = (double *)alloc_array(n, 8, "test"), *M = (double *)alloc_zeroed(n, 8, "test"),
+         *V = (double *)alloc_zeroed(n, 8, "test");
+  memcpy(ref, m.params, (size_t)n * 8);
+  AdamW a = {1e-2, 0.9, 0.95, 1e-8, 0.1, 0.5, 0, 0};
+  for (int step = 1; step <= 3; step++) {
+    api->zero_grad(e);
+    api->forward(e, tokens, targets, 2, 17, 0);
+    api->backward(e, 1.0);
+    api->read64(e, ARENA_GRAD, 0, n, g);
+    a.step = step;
+    api->update(e, &a);
+    for (int s = 0; s < m.t.n; s++)  // the formula as the paper prints it
+      for (int64_t i = m.t.specs[s].offset; i < m.t.specs[s].offset + m.t.specs[s].count; i++) {
+        double x = g[i] * a.grad_scale, wd = m.t.specs[s].decays ? a.weight_decay : 0;
+        M[i] = a.beta1 * M[i] + (1 - a.beta1) * x, V[i] = a.beta2 * V[i] + (1 - a.beta2) * x * x;
+        ref[i] -= a.lr * wd * ref[i];
+        ref[i] -= a.lr * (M[i] / (1 - pow(a.beta1, step))) / (sqrt(V[i] / (1 - pow(a.beta2, step))) + a.eps);
+      }
+  }
+  api->read64(e, ARENA_PARAM, 0, n, p);
+  check_close(p, ref, n, 1e-13, "AdamW against its formula, three steps");
+  double sumsq = 0;
+  for (int64_t i = 0; i < n; i++) sumsq += g[i] * g[i];
+  double found = api->grad_sumsq(e, 0, n);
+  check(fabs(found - sumsq) < 1e-12 * sumsq, "gradient norm: %.17g, expected %.17g", found, sumsq);
+  api->destroy(e);
+
+  // zero gradients: what decays shrinks by (1 - lr wd)^10, everything else keeps its bits (field case 19)
+  e = engine_make(api, &m, 2, 17, 1, 0);
+  a.grad_scale = 1;
+  for (a.step = 1; a.step <= 10; a.step++) api->update(e, &a);
+  api->read64(e, ARENA_PARAM, 0, n, p);
+  for (int s = 0; s < m.t.n; s++) {
+    const ParamSpec *sp = &m.t.specs[s];
+    int matrix = strstr(sp->name, "proj") || strstr(sp->name, "embed") || strstr(sp->name, "lm_head") ||
+                 (strstr(sp->name, "conv1d") && !strstr(sp->name, "bias"));
+    double worst = 0;
+    for (int64_t i = sp->offset; i < sp->offset + sp->count; i++)
+      worst = fmax(worst, fabs(p[i] - m.params[i] * (matrix ? pow(1 - 1e-3, 10) : 1)));
+    check(worst <= (matrix ? 1e-15 : 0), "weight decay of %s: off by %g", sp->name, worst);
+  }
+  api->destroy(e);
+
+  // ZeRO-1: two engines, each with half the moments, make the same step as one with all of them
+  Engine *whole = engine_make(api, &m, 2, 17, 1, 0), *half[2];
+  int64_t cut = n / 2 + 3;
+  for (int k = 0; k < 2; k++) {
+    EngineSettings s;
+    Error err;
+    memset(&s, 0, sizeof s);
+    s.max_rows = 2, s.max_len = 17, s.train = 1, s.shard_first = k ? cut : 0, s.shard_count = k ? n - cut : cut;
+    half[k] = api->create(&m.c, &m.t, &s, &err);
+    api->write64(half[k], ARENA_PARAM, 0, n, m.params);
+  }
+  api->forward(whole, tokens, targets, 2, 17, 0), api->zero_grad(whole), api->backward(whole, 1);
+  api->read64(whole, ARENA_GRAD, 0, n, g);
+  a.step = 1;
+  api->update(whole, &a);
+  api->read64(whole, ARENA_PARAM, 0, n, ref);
+  for (int k = 0; k < 2; k++) {
+    api->write64(half[k], ARENA_GRAD, 0, n, g);
+    api->update(half[k], &a);
+    api->read64(half[k], ARENA_PARAM, k ? cut : 0, k ? n - cut : cut, p + (k ? cut : 0));
+    api->destroy(half[k]);
+  }
+  check(!memcmp(p, ref, (size_t)n * 8), "two shards of AdamW differ from one");
+  api->destroy(whole);
+
+  // accumulation: the gradients of two micro-batches add up to those of the batch
+  Engine *acc = engine_make(api, &m, 1, 17, 1, 0);
+  api->zero_grad(acc);
+  for (int k = 0; k < 2; k++) api->forward(acc, tokens + 17 * k, targets + 17 * k, 1, 17, 0), api->backward(acc, 1);
+  api->read64(acc, ARENA_GRAD, 0, n, p);
+  check_close(p, g, n, 1e-13, "two micro-batches against one batch");
+  api->destroy(acc);
+
+  // a vocabulary of 13 lies in 16 rows: the rows of padding neither count nor move
+  for (int s = 0; s < m.t.n; s++)
+    if (m.t.specs[s].init == INIT_PAD)
+      for (int64_t i = 0; i < m.t.specs[s].count; i++) check(ref[m.t.specs[s].offset + i] == 0, "padding moved");
+  free(g), free(p), free(ref), free(M), free(V), model_free(&m);
+}
+
+// Strong decay in training (field case 1): 300 steps with gates down to -112 a token stay finite and learn.
+static void test_training(const char *pattern, double a_log) {
+  Config c = small_config(pattern);
+  Model m = model_make(c, 71);
+  int64_t count;
+  for (int i = 0; i < c.layers; i++)
+    if (strcmp(pattern, "deltanet")) {
+      double *p = tensor(&m, "attn.A_log", &count);
+      for (int64_t j = 0; j < count; j++) p[j] = j % 2 ? a_log : -3;
+    }
+  Engine *e = engine_make(&engine_cpu_f32, &m, 4, 64, 1, 0);
+  int32_t tokens[256], targets[256];
+  for (int i = 0; i < 256; i++)
+    tokens[i] = (int32_t)((i / 64 + 1) * (i % 64) % 13), targets[i] = (int32_t)((i / 64 + 1) * (i % 64 + 1) % 13);
+  double first = 0, last = 0;
+  AdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 0, 0};
+  for (a.step = 1; a.step <= 300; a.step++) {
+    a.lr = 1e-3 * (a.step < 100 ? a.step / 100.0 : 1);
+    engine_cpu_f32.zero_grad(e);
+    last = engine_cpu_f32.forward(e, tokens, targets, 4, 64, 0) / 256;
+    if (a.step == 1) first = last;
+    engine_cpu_f32.backward(e, 1.0 / 256);
+    double norm = sqrt(engine_cpu_f32.grad_sumsq(e, 0, m.t.total));
+    if (!check(isfinite(last) && isfinite(norm), "%s with A = exp(%g): step %d not finite", pattern, a_log,
+               (int)a.step))
+      break;
+    a.grad_scale = norm > 1 ? 1 / norm : 1;
+    engine_cpu_f32.update(e, &a);
+  }
+  check(last < 0.6 * first, "%s with A = exp(%g): loss %.3f after 300 steps from %.3f", pattern, a_log, last, first);
+  engine_cpu_f32.destroy(e), model_free(&m);
+}
+
+// First loss: ln(vocab) + d sigma^2 / 2, sigma the standard deviation of the head's weights (models.md 1.10).
+static void test_first_loss(void) {
+  const char *names[] = {"gdn", "gdn2", "mamba2 gdn swa", "attn"};
+  for (int p = 0; p < 4; p++)
+    for (int fla = 0; fla < 2; fla++) {
+      Config c = small_config(names[p]);
+      c.vocab = 1000, c.width = 64, c.head_k = 16, c.head_v = 16, c.attn_head_dim = 32;
+      ParamTable t = param_table_build(&c);
+      Model m = {c, t, (double *)alloc_zeroed(t.total, sizeof(double), "test")};
+      for (int i = 0; i < t.n; i++)
+        for (int64_t j = 0; j < t.specs[i].count; j++)
+          m.params[t.specs[i].offset + j] = init_value(&t.specs[i], fla ? INIT_RULE_FLA : INIT_RULE_PAPER, c.layers, 1,
+                                                       hash_name(t.specs[i].name), j);
+      int32_t tokens[512], targets[512];
+      random_tokens(tokens, NULL, 512, c.vocab, 3), random_tokens(targets, NULL, 512, c.vocab, 4);
+      Engine *e = engine_make(&engine_cpu_f32, &m, 4, 128, 0, 0);
+      double loss = engine_cpu_f32.forward(e, tokens, targets, 4, 128, 0) / 512,
+             sigma = fla ? 0.02 : 1 / sqrt(3.0 * c.width);
+      double expected = log(1000) + c.width * sigma * sigma / 2;
+      check(fabs(loss - expected) < 0.1, "%s --init %s: first loss %.4f, expected %.4f", names[p],
+            fla ? "fla" : "paper", loss, expected);
+      engine_cpu_f32.destroy(e), model_free(&m);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// planted faults: each wrong term must turn the gradient checks red
+
+static int gradients_notice(int fault) {
+  int passed = checks_passed, failed = checks_failed;
+  gdn_planted = fault, checks_quiet = 1;
+  test_gradients("planted", small_config("mamba2 gdn swa"), 131, 0);
+  if (checks_failed == failed) test_gradients("planted", small_config("gdn2 attn"), 131, 0);
+  Config c = small_config("gdn");
+  c.beta_max = 2;
+  if (checks_failed == failed) test_gradients("planted", c, 131, 0);
+  gdn_planted = 0, checks_quiet = 0;
+  int noticed = checks_failed - failed;
+  checks_passed = passed, checks_failed = failed;
+  return noticed;
+}
+
+int main(int argc, char **argv) {
+  if (argc == 3 && !strcmp(argv[1], "--plant")) {
+    int noticed = gradients_notice(atoi(argv[2]));
+    printf("planted fault %s: %d tensors differ\n", argv[2], noticed);
+    return noticed ? 0 : 1;
+  }
+  int quick = argc > 1 && !strcmp(argv[1], "--quick");
+  test_all_gradients(quick ? 0 : 3);
+  test_reductions();
+  test_float_against_double();
+  test_pieces();
+  test_rows_threads_future();
+  test_documents();
+  test_update();
+  test_training("gdn", 2.77), test_training("gdn2", 2.77), test_training("kda", 5), test_training("mamba2", 2.77);
+  test_first_loss();
+  for (int fault = 1; fault <= PLANT_FAULTS; fault++)
+    check(gradients_notice(fault) > 0, "planted fault %d was not noticed", fault);
+  return report_end();
+}
