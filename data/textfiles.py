@@ -1,0 +1,225 @@
+"""Text files as tasks for worker processes: what to read, in which pieces, and the documents of a piece.
+
+A task is a tuple that a worker turns into documents with `documents(task)`:
+    ("lines", path, number of the first line, bytes)   JSON lines
+    ("text", path, offset, bytes)                      one document
+    ("rows", path, row group, text column, id column)  parquet, which the worker reads itself
+"""
+
+import codecs
+import gzip
+import io
+import json
+import os
+import zlib
+
+from shardfile import DataError
+
+KINDS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+PIECE = 1 << 20  # bytes of JSON lines in a task
+
+
+def kind_of(path):
+    return next((k for k in KINDS if path.lower().endswith(k)), None)
+
+
+def find_files(inputs):
+    """The files of `inputs` (files and folders) in a fixed order: as given, folders sorted, hidden names left out."""
+    files = []
+    for path in inputs:
+        if not os.path.exists(path):
+            raise DataError(f"{path}: no such file or folder")
+        if not os.path.isdir(path):
+            if not kind_of(path):
+                raise DataError(f"{path}: cannot tell what it is; needed a name that ends in {', '.join(KINDS)}")
+            files.append(path)
+            continue
+        found = []
+        for folder, folders, names in os.walk(path):
+            folders[:] = [f for f in folders if not f.startswith(".")]
+            found += [os.path.join(folder, n) for n in names if kind_of(n) and not n.startswith(".")]
+        if not found:
+            raise DataError(f"{path}: the folder has no file that ends in {', '.join(KINDS)}")
+        files += sorted(found)
+    seen = {}
+    for path in files:
+        real = os.path.realpath(path)
+        if real in seen:
+            raise DataError(f"{path}: given twice (also as {seen[real]}): its documents would count twice")
+        seen[real] = path
+        if os.path.getsize(path) == 0:
+            raise DataError(f"{path}: the file is empty")
+    return files
+
+
+def open_lines(path):
+    """(decompressed stream, raw file: its position tells the progress)."""
+    raw = open(path, "rb")
+    if path.lower().endswith(".gz"):
+        return gzip.GzipFile(fileobj=raw), raw
+    if path.lower().endswith(".zst"):
+        try:
+            import zstandard
+        except ImportError:
+            raise DataError(f"{path}: reading .zst needs the package zstandard: pip install zstandard", 3)
+        return io.BufferedReader(ZstdFile(raw, zstandard)), raw
+    return raw, raw
+
+
+class ZstdFile(io.RawIOBase):
+    """Decompressed bytes of all frames. The package's own reader takes a file that ends inside a frame for whole."""
+
+    def __init__(self, raw, zstandard):
+        self.raw, self.zstandard, self.ready, self.frame = raw, zstandard, b"", None
+
+    def readable(self):
+        return True
+
+    def readinto(self, out):
+        compressed = b""
+        while not self.ready:
+            compressed = compressed or self.raw.read(1 << 17)
+            if not compressed:
+                if self.frame:
+                    raise EOFError("the file ends inside a compressed frame")
+                return 0
+            self.frame = self.frame or self.zstandard.ZstdDecompressor().decompressobj()
+            self.ready = self.frame.decompress(compressed)
+            compressed = self.frame.unused_data if self.frame.eof else b""
+            if self.frame.eof:
+                self.frame = None
+        # What is left of `compressed` is the next frame's.
+        n = min(len(out), len(self.ready))
+        out[:n], self.ready = self.ready[:n], self.ready[n:]
+        if compressed:
+            self.raw.seek(-len(compressed), os.SEEK_CUR)
+        return n
+
+
+def read_tasks(path, columns, separator):
+    """Yields (task, bytes of the file that have been read so far)."""
+    kind, size = kind_of(path), os.path.getsize(path)
+    try:
+        if kind == ".txt":
+            yield from _text_tasks(path, separator)
+        elif kind == ".parquet":
+            yield from _parquet_tasks(path, columns, size)
+        else:
+            stream, raw = open_lines(path)
+            with raw, stream:
+                first = 1
+                while lines := stream.readlines(PIECE):
+                    yield ("lines", path, first, b"".join(lines)) + columns, raw.tell()
+                    first += len(lines)
+    except DataError:
+        raise
+    except OSError as e:  # gzip.BadGzipFile has no strerror
+        raise DataError(f"{path}: cannot read: {e.strerror or e}")
+    except (EOFError, zlib.error) as e:
+        raise DataError(f"{path}: damaged or truncated: {e}")
+    except Exception as e:
+        if type(e).__name__ != "ZstdError":
+            raise
+        raise DataError(f"{path}: damaged or truncated: {e}")
+
+
+def _text_tasks(path, separator):
+    with open(path, "rb") as f:
+        if separator is None:
+            data = f.read()
+            yield ("text", path, 0, data), len(data)
+            return
+        rest, start = b"", 0
+        while piece := f.read(PIECE):
+            *whole, rest = (rest + piece).split(separator)
+            for document in whole:
+                yield ("text", path, start, document), f.tell()
+                start += len(document) + len(separator)
+        yield ("text", path, start, rest), f.tell()
+
+
+def _parquet_tasks(path, columns, size):
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as f:
+            names, groups = f.schema_arrow.names, f.metadata.num_row_groups
+    except (pyarrow.ArrowException, OSError) as e:
+        raise DataError(f"{path}: cannot read as parquet: {_line(e)}")
+    if columns[0] not in names:
+        raise DataError(f"{path}: no column '{columns[0]}'; it has {', '.join(names)}: choose one with --text-field")
+    if columns[1] not in names:
+        columns = (columns[0], None)
+    for group in range(groups):
+        yield ("rows", path, group) + columns, size * (group + 1) // groups
+
+
+def _line(e):
+    return " ".join(str(e).split())
+
+
+def documents(task):
+    """Yields (text, id or None, error or None) of each document of a task; a bad document has an error, no text."""
+    kind, path = task[:2]
+    if kind == "text":
+        try:
+            yield task[3].decode("utf-8"), None, None
+        except UnicodeDecodeError as e:
+            yield None, None, f"{path}: not UTF-8 at byte {task[2] + e.start}"
+    elif kind == "lines":
+        for number, line in enumerate(task[3].split(b"\n"), task[2]):
+            if line.strip():
+                yield _json_document(f"{path} line {number}", line, *task[4:])
+    else:
+        yield from _parquet_documents(*task[1:])
+
+
+def _json_document(where, line, text_field, id_field):
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        return None, None, f"{where}: not UTF-8 at byte {e.start} of the line"
+    except (ValueError, RecursionError) as e:
+        return None, None, f"{where}: not JSON: {_line(e)}"
+    if not isinstance(record, dict):
+        return None, None, f"{where}: needed a JSON object, found {type(record).__name__}"
+    text, key = record.get(text_field), record.get(id_field)
+    if not isinstance(text, str):
+        have = ", ".join(list(record)[:10])
+        found = f"is {type(text).__name__}, needed a string" if text_field in record else f"is missing; it has {have}"
+        return None, None, f"{where}: the field '{text_field}' {found}: choose one with --text-field"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as e:
+        return None, None, f"{where}: half a surrogate pair at character {e.start} of the text"
+    return text, key if isinstance(key, str) else None, None
+
+
+def _parquet_documents(path, group, text_column, id_column):
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as f:
+            table = f.read_row_group(group, [c for c in (text_column, id_column) if c], use_threads=False)
+            texts = table.column(text_column).to_pylist()
+            keys = table.column(id_column).to_pylist() if id_column else [None] * len(texts)
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
+        raise DataError(f"{path}: row group {group}: damaged or not UTF-8: {_line(e)}")
+    for row, (text, key) in enumerate(zip(texts, keys)):
+        if isinstance(text, str):
+            yield text, key if isinstance(key, str) else None, None
+        else:
+            yield None, None, (
+                f"{path}: row {row} of row group {group}: the column '{text_column}' holds "
+                f"{type(text).__name__}, needed a string"
+            )
+
+
+def decode_separator(text):
+    """--separator as typed, with \\n and the like, to bytes."""
+    try:
+        return codecs.escape_decode(text.encode("utf-8"))[0] or None
+    except ValueError:
+        return None
