@@ -171,6 +171,10 @@ static inline int config_check(const Config *c, Error *err) {
       int heads = inner / c->mamba_head;
       NEED(c->mamba_groups >= 1 && heads % c->mamba_groups == 0,
            "%d Mamba2 groups do not divide %d heads: change --mamba-groups", c->mamba_groups, heads);
+      NEED((int64_t)c->mamba_groups * c->mamba_state <= max,
+           "%d Mamba2 groups of d_state %d: needed %d channels at most; "
+           "change --mamba-groups or --mamba-state",
+           c->mamba_groups, c->mamba_state, max);
     }
   }
 #undef NEED

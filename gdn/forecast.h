@@ -1,0 +1,310 @@
+// forecast.h: what a run will need, before it is started: parameters, arithmetic, memory, time and disk (--dry-run).
+//
+// FLOPs per token, forward and backward, a multiplication and an addition counted as two:
+//   matrix products  6 for every element of a matrix that multiplies the token: 2 forward, 4 backward (head included,
+//                    embedding not; a tied head counts once)
+//   delta rule       chunks of C = 64; forward H 4CK + HV (6KV + 4CV + 2C^2/3): QK', KK', three products with the
+//   state,
+//                    UA, UP, and the inverse; backward twice that without the inverse
+//   Mamba2           the same without erase: groups 2CN + heads (4NP + 2CP); backward twice
+//   attention        4 D heads for every key that a query sees, on average over the row; backward 2.5 times
+// Convolutions, norms, gates and the softmaxes are left out, and so is what --recompute computes again: this is the
+// numerator of the MFU.
+//
+// Memory. Both engines keep fp32 weights and gradients whole and the two moments for their own part of the arena
+// (ZeRO-1). Activations are counted from the list of what the backward pass reads (layer_saved), in fp32 on CPUs, in
+// bf16 on GPUs. An engine knows exactly what it has allocated (EngineApi.memory_bytes); this is an estimate made before
+// there is one.
+//
+// defines: Forecast, flops_per_token, layer_flops, layer_saved, cpu_activations, forecast_make, forecast_print
+#ifndef GDN_FORECAST_H
+#define GDN_FORECAST_H
+
+#include <math.h>
+#include "options.h"
+
+enum { FORECAST_CHUNK = 64, FORECAST_LOGIT_TOKENS = 8192 };
+
+// Assumed where --tokens-per-sec says nothing; both are printed with the estimate.
+#define FORECAST_GPU_FLOPS (0.40 * 989e12)  // 40% of an H100's or H200's peak in bf16
+#define FORECAST_CPU_FLOPS 15e9             // of one thread; tiny-gdn measured 18e9 with gcc -O3 -march=native
+
+typedef struct {
+  double flops_matmul, flops_mixer;  // a token, forward and backward
+  int64_t params_mixer[MIX_COUNT], params_mlp, params_norms, params_embedding, params_head;
+  int layers[MIX_COUNT];
+  double mixer_flops[MIX_COUNT];  // a token and layer: the mixer's own products, forward and backward
+  double cpu_bytes, gpu_bytes;    // of one rank
+  double state_bytes, moment_bytes, gpu_weight_bytes, cpu_activations, gpu_activations, gpu_saved_per_token;
+  int64_t micro_batches;  // a step and rank
+  double gpu_seconds, cpu_seconds;
+  double checkpoint_bytes, disk_bytes, data_bytes;
+  int64_t checkpoints;
+} Forecast;
+
+// A mixer's own products for one token of a row of T, forward plus backward.
+static inline double layer_flops(const Config *c, Mixer m, int64_t T) {
+  const double C = FORECAST_CHUNK;
+  if (mixer_is_delta(m)) {
+    double K = c->head_k, V = c->head_v, inverse = c->v_heads * 2 * C * C / 3;
+    double products = c->heads * 4 * C * K + c->v_heads * (6 * K * V + 4 * C * V);
+    return 3 * products + inverse;
+  }
+  if (m == MIX_MAMBA2) {
+    double N = c->mamba_state, P = c->mamba_head, heads = (double)c->width * c->mamba_expand / P;
+    return 3 * (c->mamba_groups * 2 * C * N + heads * (4 * N * P + 2 * C * P));
+  }
+  double W = m == MIX_SWA && c->window < T ? c->window : (double)T;
+  double keys = (W * (W + 1) / 2 + ((double)T - W) * W) / (double)T;  // 1, 2, ... W, W, ..., W
+  return 3.5 * 4 * keys * c->attn_heads * c->attn_head_dim;
+}
+
+static inline int param_multiplies(const ParamTable *t, const ParamSpec *s) {
+  if (s->init == INIT_PAD || s->ndim != 2) return 0;
+  return s->offset != t->embedding || t->head == t->embedding;
+}
+
+// FLOPs for one token of a row of T, forward and backward.
+static inline double flops_per_token(const Config *c, const ParamTable *t, int64_t T) {
+  double sum = 0;
+  for (int i = 0; i < t->n; i++)
+    if (param_multiplies(t, &t->specs[i])) sum += 6.0 * (double)t->specs[i].count;
+  for (int i = 0; i < c->layers; i++) sum += layer_flops(c, config_layer_mixer(c, i), T);
+  return sum;
+}
+
+// Numbers that one token and layer leave behind for the backward pass. recompute: 1 drops states, U and what prepare
+// made (a second scan makes them again), 2 also q, k, v behind the convolution, 3 also gate and up of the MLP.
+static inline double layer_saved(const Config *c, const LayerLayout *l, int recompute) {
+  const double C = FORECAST_CHUNK;
+  double n = 2.0 * c->width + l->in_rows;  // the residual stream before mixer and MLP; the packed projections
+  Mixer m = l->mixer;
+  if (mixer_is_delta(m)) {
+    double K = c->head_k, V = c->head_v, H = c->heads, HV = c->v_heads;
+    if (recompute < 1) {
+      n += HV * (2 * C + V + K * V / C);            // A, P, U, the state at the start of a chunk
+      if (mixer_channel_decay(m)) n += 3 * HV * K;  // E+, Q+, K-
+    }
+    if (c->conv_size && recompute < 2) n += 2 * H * K + HV * V;
+    if (mixer_channel_decay(m)) n += (l->f_up >= 0 ? HV * K : 0) + (l->g_up >= 0 ? HV * V : 0);
+    n += HV * V;  // o
+  } else if (m == MIX_MAMBA2) {
+    double N = c->mamba_state, inner = (double)c->width * c->mamba_expand, heads = inner / c->mamba_head;
+    if (recompute < 1) n += heads * (C + N * c->mamba_head / C);
+    if (c->conv_size && recompute < 2) n += inner + 2.0 * c->mamba_groups * N;
+    n += inner;
+  } else {
+    n += ((double)c->attn_heads + 2) * c->attn_head_dim;  // o and its log sum; rotated keys are made again
+  }
+  if (c->ff && recompute < 3) n += 2.0 * c->ff;
+  return n;
+}
+
+// Numbers that the CPU engine keeps for B rows of T tokens: for every layer what it computes on the way down, once for
+// all layers what comes back up.
+static inline double cpu_activations(const Config *c, const ParamTable *t, int64_t B, int64_t T) {
+  const double C = FORECAST_CHUNK, d = c->width, N = (double)B * (double)T;
+  double n = 0, packed = 0, conv = 0, keys = 0, values = 0, gates = 0, betas = 0;  // a token
+  for (int i = 0; i < c->layers; i++) {
+    const LayerLayout *l = &t->layers[i];
+    double key, val, gate_cols = 0, b_cols = c->v_heads, conv_cols = 0, states = 0;
+    if (mixer_is_attention(l->mixer)) {
+      key = val = (double)c->attn_heads * c->attn_head_dim;
+      n += key + 2.0 * c->attn_kv_heads * c->attn_head_dim + c->attn_heads;
+    } else {
+      double chunks = ceil((double)T / C) / (double)T;
+      if (l->mixer == MIX_MAMBA2) {
+        key = (double)c->mamba_groups * c->mamba_state, val = d * c->mamba_expand, gate_cols = val / c->mamba_head;
+        states = gate_cols * c->mamba_state * c->mamba_head;
+        n += 2 * gate_cols;
+      } else {
+        int channel = mixer_channel_decay(l->mixer);
+        key = (double)c->heads * c->head_k, val = (double)c->v_heads * c->head_v;
+        gate_cols = (double)(l->mixer == MIX_GDN2 ? c->heads : c->v_heads) * (channel ? c->head_k : 1);
+        if (l->mixer == MIX_GDN2) b_cols = key;
+        states = (double)c->v_heads * c->head_k * c->head_v;
+        n += 2 * key + b_cols + (l->f_up >= 0) * gate_cols + (l->a_log >= 0) * gate_cols;
+        n += (l->w >= 0) * val + (l->g_up >= 0) * val;
+      }
+      conv_cols = 2 * key + val;
+      n += 2 * conv_cols + val + states * chunks;
+    }
+    n += 3 * d + 1 + l->in_rows + val + (c->ff ? d + 1 + 3.0 * c->ff : 0);
+    packed = fmax(packed, l->in_rows), conv = fmax(conv, conv_cols), keys = fmax(keys, key), values = fmax(values, val);
+    gates = fmax(gates, gate_cols), betas = fmax(betas, b_cols);
+  }
+  n += 2 * d + 3;  // final norm, losses
+  n += 2 * d + packed + conv + 2 * keys + 4 * values + 2 * gates + betas + fmax(values, gates) + 3.0 * c->ff;
+  double logit_rows = fmin(N, fmax(1, floor((double)(1 << 26) / t->vocab_rows)));
+  return N * n + logit_rows * t->vocab_rows;
+}
+
+// t is the table of o->config.
+static inline Forecast forecast_make(const Options *o, const ParamTable *t) {
+  Forecast f;
+  const Config *c = &o->config;
+  memset(&f, 0, sizeof f);
+  for (int i = 0; i < t->n; i++) {
+    const ParamSpec *s = &t->specs[i];
+    if (s->init == INIT_PAD) continue;
+    if (param_multiplies(t, s)) f.flops_matmul += 6.0 * (double)s->count;
+    if (s->offset == t->embedding)
+      f.params_embedding += s->count;
+    else if (s->offset == t->head)
+      f.params_head += s->count;
+    else if (strstr(s->name, ".mlp."))
+      f.params_mlp += s->count;
+    else if (strstr(s->name, ".attn."))
+      f.params_mixer[config_layer_mixer(c, s->layer)] += s->count;
+    else
+      f.params_norms += s->count;
+  }
+  double saved = 0;
+  int most_rows = 0, most_ff = 3 * c->ff;
+  for (int i = 0; i < c->layers; i++) {
+    Mixer m = config_layer_mixer(c, i);
+    f.layers[m]++;
+    f.mixer_flops[m] = layer_flops(c, m, o->seq_len);
+    f.flops_mixer += f.mixer_flops[m];
+    saved += layer_saved(c, &t->layers[i], o->recompute);
+    if (t->layers[i].in_rows > most_rows) most_rows = t->layers[i].in_rows;
+  }
+  double P = (double)t->total, tokens = (double)o->batch * o->seq_len, flops = f.flops_matmul + f.flops_mixer;
+  f.micro_batches = o->total_batch / ((int64_t)o->batch * o->seq_len * o->ranks);
+  f.state_bytes = 8 * P;
+  f.moment_bytes = 8 * P / o->ranks;
+  f.gpu_weight_bytes = 2 * P;
+  // gradients on their way down: the residual's, a layer's projections (in and out) or its MLP
+  double transient = 4.0 * c->width + (2.0 * most_rows > most_ff ? 2.0 * most_rows : most_ff);
+  double logit_tokens = fmin(tokens, FORECAST_LOGIT_TOKENS);
+  f.gpu_saved_per_token = 2 * saved;
+  f.gpu_activations = tokens * 2 * (saved + transient) + logit_tokens * t->vocab_rows * 2;
+  f.cpu_activations = 4 * cpu_activations(c, t, o->batch, o->seq_len);
+  f.gpu_bytes = f.state_bytes + f.moment_bytes + f.gpu_weight_bytes + f.gpu_activations;
+  f.cpu_bytes = f.state_bytes + f.moment_bytes + f.cpu_activations;
+
+  double all = (double)o->tokens, gpu_rate = FORECAST_GPU_FLOPS / flops, cpu_rate = FORECAST_CPU_FLOPS / flops;
+  if (o->threads > 1) cpu_rate *= o->threads;
+  if (o->tokens_per_sec > 0) gpu_rate = cpu_rate = o->tokens_per_sec;
+  f.gpu_seconds = all / (gpu_rate * o->ranks);
+  f.cpu_seconds = all / (cpu_rate * o->ranks);
+
+  f.checkpoint_bytes = 12.0 * (double)t->params;  // fp32 weights and two moments
+  int64_t made = o->save_every ? (o->steps - 1) / o->save_every + 1 : 1;
+  f.checkpoints = made;
+  if (o->keep) {
+    int64_t apart = o->keep_every ? o->steps / o->keep_every : 0;
+    if (f.checkpoints > o->keep + apart) f.checkpoints = o->keep + apart;
+  }
+  f.disk_bytes = f.checkpoint_bytes *
+                 (double)(f.checkpoints + (made > f.checkpoints));  // a new one is whole before an old one goes
+  f.data_bytes = strncmp(o->train, "recall", 6) ? all * (c->vocab <= 65536 ? 2 : 4) : 0;
+  return f;
+}
+
+static inline const char *size_text(char text[24], double bytes) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  int u = 0;
+  for (; bytes >= 1024 && u < 5; u++) bytes /= 1024;
+  snprintf(text, 24, u ? "%.1f %s" : "%.0f %s", bytes, units[u]);
+  return text;
+}
+
+static inline const char *time_text(char text[24], double s) {
+  if (s < 60)
+    snprintf(text, 24, "%.1f s", s);
+  else if (s < 3600)
+    snprintf(text, 24, "%.1f min", s / 60);
+  else if (s < 48 * 3600)
+    snprintf(text, 24, "%.1f h", s / 3600);
+  else
+    snprintf(text, 24, "%.3g days", s / 86400);
+  return text;
+}
+
+static inline const char *count_text(char text[32], int64_t n) {  // 1,387,348,732
+  char digits[24];
+  int len = snprintf(digits, sizeof digits, "%lld", (long long)n), at = 0;
+  for (int i = 0; i < len; i++) {
+    if (i && (len - i) % 3 == 0) text[at++] = ',';
+    text[at++] = digits[i];
+  }
+  text[at] = 0;
+  return text;
+}
+
+// Prints the forecast for a person.
+static inline void forecast_print(FILE *out, const Options *o, const ParamTable *t, const Forecast *f) {
+  char a[32], b[32], d[24], e[24];
+  double flops = f->flops_matmul + f->flops_mixer;
+#define ROW(label, count, what)                                            \
+  if (count)                                                               \
+  fprintf(out, "  %-16s %16s  %5.1f%%  %s\n", label, count_text(a, count), \
+          100.0 * (double)(count) / (double)t->params, what)
+  fprintf(out, "Parameters of %s\n", o->config.model);
+  ROW("embedding", f->params_embedding, o->config.tied ? "also the head" : "");
+  for (int m = 0; m < MIX_COUNT; m++) {
+    if (!f->layers[m]) continue;
+    snprintf(b, sizeof b, "%s", mixer_name((Mixer)m));
+    char what[96];
+    snprintf(what, sizeof what, "%d layers; own products %.2f MFLOP a token and layer", f->layers[m],
+             f->mixer_flops[m] / 1e6);
+    ROW(b, f->params_mixer[m], what);
+  }
+  ROW("mlp", f->params_mlp, "");
+  ROW("norms", f->params_norms, "");
+  ROW("head", f->params_head, "");
+  ROW("total", t->params, "");
+#undef ROW
+  fprintf(out, "FLOPs of a token  %.4g forward and backward (%.4g matrix products, %.4g mixers)\n", flops,
+          f->flops_matmul, f->flops_mixer);
+
+  fprintf(out, "Run\n");
+  fprintf(out, "  steps            %s of %s tokens", count_text(a, o->steps), count_text(b, o->total_batch));
+  fprintf(out, "; %s tokens in all\n", count_text(a, o->tokens));
+  if (f->micro_batches * o->batch * o->seq_len * o->ranks == o->total_batch)
+    fprintf(out, "  micro-batches    %lld of %d x %d tokens a step and rank, %d rank%s on %d node%s\n",
+            (long long)f->micro_batches, o->batch, o->seq_len, o->ranks, o->ranks > 1 ? "s" : "", o->nodes,
+            o->nodes > 1 ? "s" : "");
+  else
+    fprintf(
+        out,
+        "  micro-batches    --total-batch %lld is not a multiple of batch x seq-len x ranks = %lld: it cannot be run "
+        "like this\n",
+        (long long)o->total_batch, (long long)o->batch * o->seq_len * o->ranks);
+  if (o->ranks > 1)
+    fprintf(out, "  network          %s sent and received by a rank and step (fp32 gradients, bf16 weights)\n",
+            size_text(d, 6.0 * (double)t->total * (o->ranks - 1) / o->ranks));
+
+  fprintf(out, "Memory of a rank    %12s %12s\n", "CPU engine", "CUDA engine");
+#define ROW(label, cpu, gpu) fprintf(out, "  %-16s  %12s %12s\n", label, size_text(d, cpu), size_text(e, gpu))
+  ROW("weights fp32", f->state_bytes / 2, f->state_bytes / 2);
+  ROW("gradients fp32", f->state_bytes / 2, f->state_bytes / 2);
+  ROW("moments fp32", f->moment_bytes, f->moment_bytes);
+  ROW("weights bf16", 0, f->gpu_weight_bytes);
+  ROW("activations", f->cpu_activations, f->gpu_activations);
+  ROW("sum", f->cpu_bytes, f->gpu_bytes);
+#undef ROW
+  fprintf(out, "  activations: %s a token saved on a GPU with --recompute %d; CUDA's own 0.5 to 1 GiB come on top\n",
+          size_text(d, f->gpu_saved_per_token), o->recompute);
+
+  fprintf(out, "Time\n");
+  if (o->tokens_per_sec > 0)
+    fprintf(out, "  %-16s at --tokens-per-sec %g a rank\n", time_text(d, f->gpu_seconds), o->tokens_per_sec);
+  else {
+    fprintf(out, "  %-16s on %d GPU%s, if each sustains %.0f TFLOP/s (40%% of an H100 or H200): %.3g GPU hours\n",
+            time_text(d, f->gpu_seconds), o->ranks, o->ranks > 1 ? "s" : "", FORECAST_GPU_FLOPS / 1e12,
+            f->gpu_seconds / 3600 * o->ranks);
+    fprintf(out, "  %-16s on a CPU at %.0f GFLOP/s a thread, with %d thread%s\n", time_text(d, f->cpu_seconds),
+            FORECAST_CPU_FLOPS / 1e9, o->threads ? o->threads : 1, o->threads > 1 ? "s" : "");
+  }
+  fprintf(out, "Disk\n");
+  fprintf(out, "  checkpoints      %s: %lld kept of %s each", size_text(d, f->disk_bytes), (long long)f->checkpoints,
+          size_text(e, f->checkpoint_bytes));
+  fprintf(out, "%s\n",
+          f->disk_bytes > f->checkpoint_bytes * ((double)f->checkpoints + 0.5) ? ", one being written" : "");
+  if (f->data_bytes > 0)
+    fprintf(out, "  tokens           %s, if no token is seen twice\n", size_text(d, f->data_bytes));
+}
+
+#endif  // GDN_FORECAST_H
