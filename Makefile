@@ -1,0 +1,87 @@
+# make run             build the CPU trainer and train the default: a tiny Gated DeltaNet on associative recall
+# make run MODEL=tiny-mamba2 ARGS='--steps 300'     the same with another preset, more options
+# make test            build and run every test; the last line counts passed, failed, skipped
+# make train_gdncu     the CUDA trainer (needs nvcc; GPU_ARCH=90a is a Hopper GPU)      make test_gdncu   its check
+# make bench           speed of the CPU engine's parts        make lab   the CUDA kernel lab
+# make sanitize        the tests of readers and layers under AddressSanitizer and UBSan
+# Debug build: make train_gdn OPT='-O0 -g'. Portable binary: make MARCH=x86-64-v3.
+
+CC      ?= gcc
+MARCH   ?= native
+OPT     ?= -O3
+CFLAGS   = -std=c11 -D_GNU_SOURCE -Wall -Wextra $(OPT) -march=$(MARCH) -fopenmp -I.
+LDLIBS   = -ljansson -lxxhash -lpthread -lm
+BUILD    = build
+HEADERS  = $(wildcard gdn/*.h)
+MODEL   ?= tiny-gdn
+ARGS    ?=
+
+# the machine's libraries, found by compiling against them; scripts/setup.sh installs what is missing
+DEPS     = $(BUILD)/deps.ok
+
+all: train_gdn
+
+$(DEPS): scripts/setup.sh
+	@mkdir -p $(BUILD)
+	@scripts/setup.sh build
+	@touch $@
+
+train_gdn: train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(CFLAGS) -DGDN_BUILD='"$(shell git describe --always --dirty 2>/dev/null)"' $< -o $@ $(LDLIBS)
+
+run: train_gdn
+	./train_gdn --model $(MODEL) $(ARGS)
+
+# ---------------------------------------------------------------------------- tests
+
+TEST_CFLAGS = $(CFLAGS) -DGDN_PLANT -DGDN_NO_MAIN
+TESTS = test_config test_tokenizer test_shards test_checkpoint test_layers_f32 test_layers_f64
+
+$(BUILD)/engine_f32.o: train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -c $< -o $@
+$(BUILD)/engine_f64.o: train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -DGDN_REAL_DOUBLE -c $< -o $@
+$(BUILD)/test_gdn.o: test_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -c $< -o $@
+test_gdn: $(BUILD)/test_gdn.o $(BUILD)/engine_f32.o $(BUILD)/engine_f64.o
+	$(CC) $(CFLAGS) $^ -o $@ $(LDLIBS)
+
+$(BUILD)/test_layers_f32: dev/test/test_layers.c train_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) $< -o $@ $(LDLIBS)
+$(BUILD)/test_layers_f64: dev/test/test_layers.c train_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -DGDN_REAL_DOUBLE $< -o $@ $(LDLIBS)
+$(BUILD)/test_%: dev/test/test_%.c $(wildcard dev/test/*.h) $(HEADERS) $(DEPS)
+	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+
+.venv/ok: scripts/setup.sh data/requirements.txt
+	@scripts/setup.sh test
+	@touch $@
+
+test_programs: train_gdn test_gdn $(TESTS:%=$(BUILD)/%)
+test: test_programs .venv/ok
+	@dev/test/run_all.sh
+
+SAN_FLAGS = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+sanitize: $(DEPS)
+	@mkdir -p $(BUILD)/sanitize
+	@$(MAKE) --no-print-directory BUILD=$(BUILD)/sanitize OPT='$(SAN_FLAGS)' $(TESTS:%=$(BUILD)/sanitize/%)
+	@dev/test/run_all.sh --programs $(BUILD)/sanitize
+
+# ---------------------------------------------------------------------------- benchmarks, format
+
+$(BUILD)/bench_cpu: dev/bench/bench_cpu.c train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(CFLAGS) -DGDN_NO_MAIN $< -o $@ $(LDLIBS) -ldl
+bench: $(BUILD)/bench_cpu
+	$(BUILD)/bench_cpu
+
+SOURCES = train_gdn.c test_gdn.c gdn/*.h dev/test/*.c dev/test/*.h dev/bench/*.c
+format:
+	clang-format -i $(SOURCES)
+format-check:
+	clang-format --dry-run -Werror $(SOURCES)
+
+clean:
+	rm -rf $(BUILD) train_gdn train_gdncu test_gdn test_gdncu
+
+.PHONY: all run test test_programs sanitize bench format format-check clean lab
+.SECONDARY:
