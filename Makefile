@@ -35,7 +35,7 @@ run: train_gdn
 # ---------------------------------------------------------------------------- tests
 
 TEST_CFLAGS = $(CFLAGS) -DGDN_PLANT -DGDN_NO_MAIN
-TESTS = test_config test_tokenizer test_shards test_checkpoint test_layers_f32 test_layers_f64
+TESTS = test_config test_tokenizer test_sampler test_shards test_checkpoint test_layers_f32 test_layers_f64
 
 $(BUILD)/engine_f32.o: train_gdn.c $(HEADERS) $(DEPS)
 	$(CC) $(TEST_CFLAGS) -c $< -o $@
@@ -50,6 +50,8 @@ $(BUILD)/test_layers_f32: dev/test/test_layers.c train_gdn.c dev/test/check_repo
 	$(CC) $(TEST_CFLAGS) $< -o $@ $(LDLIBS)
 $(BUILD)/test_layers_f64: dev/test/test_layers.c train_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
 	$(CC) $(TEST_CFLAGS) -DGDN_REAL_DOUBLE $< -o $@ $(LDLIBS)
+$(BUILD)/test_config: dev/test/test_config.c $(BUILD)/engine_f32.o $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -Wno-unknown-pragmas $< $(BUILD)/engine_f32.o -o $@ $(LDLIBS)
 $(BUILD)/test_%: dev/test/test_%.c $(wildcard dev/test/*.h) $(HEADERS) $(DEPS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 

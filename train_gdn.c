@@ -1740,7 +1740,19 @@ const EngineApi engine_cpu_f32 = {"cpu-f32",
 // main: the program around the model is gdn/trainer.h, the same for both engines
 
 #ifndef GDN_NO_MAIN
+#include <unistd.h>
 #include "gdn/trainer.h"  // trainer_main
 
-int main(int argc, char **argv) { return trainer_main(argc, argv, &engine_cpu_f32); }
+// OpenMP's threads wait for each other by spinning, for very long by default: on a machine that does other work too, that
+// made steps seven times slower. Sleeping costs a few percent on an idle one. The libraries read their setting when they
+// are loaded, so it is set here and the program starts itself once more.
+static void wait_asleep(char **argv) {
+  if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
+  if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv);  // where it cannot, it goes on as it is
+}
+
+int main(int argc, char **argv) {
+  wait_asleep(argv);
+  return trainer_main(argc, argv, &engine_cpu_f32);
+}
 #endif

@@ -160,11 +160,11 @@ static inline int config_check(const Config *c, Error *err) {
       NEED(m != MIX_SWA || c->window >= 1, "window %d: needed 1 or more; change --window", c->window);
     }
     if (m == MIX_MAMBA2) {
-      int inner = c->width * c->mamba_expand;
       NEED(c->mamba_state >= 1 && c->mamba_state <= 8192, "d_state %d: needed 1 to 8192; change --mamba-state",
            c->mamba_state);
       NEED(c->mamba_expand >= 1 && c->mamba_expand <= 16, "Mamba2 expand %d: needed 1 to 16; change --mamba-expand",
            c->mamba_expand);
+      int inner = c->width * c->mamba_expand;
       NEED(c->mamba_head >= 1 && inner % c->mamba_head == 0,
            "Mamba2 head dim %d does not divide %d (expand x width): change --mamba-head or --width", c->mamba_head,
            inner);
