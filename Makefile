@@ -4,6 +4,7 @@
 # make train_gdncu     the CUDA trainer (needs nvcc; GPU_ARCH=90a is a Hopper GPU)      make test_gdncu   its check
 # make bench           speed of the CPU engine's parts        make lab   the CUDA kernel lab
 # make sanitize        the tests of readers and layers under AddressSanitizer and UBSan
+# With an MPI (mpicc) the trainer also runs as many ranks: mpirun -np 4 ./train_gdn; scripts/ has examples. Without: MPI=0.
 # Debug build: make train_gdn OPT='-O0 -g'. Portable binary: make MARCH=x86-64-v3.
 
 CC      ?= gcc
@@ -13,6 +14,7 @@ CFLAGS   = -std=c11 -D_GNU_SOURCE -Wall -Wextra $(OPT) -march=$(MARCH) -fopenmp 
 LDLIBS   = -ljansson -lxxhash -lpthread -lm
 BUILD    = build
 HEADERS  = $(wildcard gdn/*.h)
+MPI     ?= 1
 MODEL   ?= tiny-gdn
 ARGS    ?=
 
@@ -26,8 +28,14 @@ $(DEPS): scripts/setup.sh
 	@scripts/setup.sh build
 	@touch $@
 
-train_gdn: train_gdn.c $(HEADERS) $(DEPS)
-	$(CC) $(CFLAGS) -DGDN_BUILD='"$(shell git describe --always --dirty 2>/dev/null)"' $< -o $@ $(LDLIBS)
+# flags of an MPI that compiles and links, or nothing; only a change rebuilds. Tests install one first.
+MPI_FLAGS = $(BUILD)/mpi_flags
+$(MPI_FLAGS): ALWAYS $(DEPS) | $(if $(filter test test_programs,$(MAKECMDGOALS)),.venv/ok)
+	@CC='$(CC)' MPI=$(MPI) scripts/mpi_flags.sh >$@.new; cmp -s $@.new $@ || cp $@.new $@
+ALWAYS:
+
+train_gdn: train_gdn.c $(HEADERS) $(DEPS) $(MPI_FLAGS)
+	$(CC) $(CFLAGS) -DGDN_BUILD='"$(shell git describe --always --dirty 2>/dev/null)"' $< -o $@ $(LDLIBS) $$(cat $(MPI_FLAGS))
 
 run: train_gdn
 	./train_gdn --model $(MODEL) $(ARGS)
@@ -46,6 +54,12 @@ $(BUILD)/test_gdn.o: test_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
 test_gdn: $(BUILD)/test_gdn.o $(BUILD)/engine_f32.o $(BUILD)/engine_f64.o
 	$(CC) $(CFLAGS) $^ -o $@ $(LDLIBS)
 
+# the trainer with real = double, and one without MPI: for test_ranks.py
+$(BUILD)/train_gdn_f64: train_gdn.c $(HEADERS) $(DEPS) $(MPI_FLAGS)
+	$(CC) $(CFLAGS) -DGDN_REAL_DOUBLE $< -o $@ $(LDLIBS) $$(cat $(MPI_FLAGS))
+$(BUILD)/train_gdn_alone: train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
+
 $(BUILD)/test_layers_f32: dev/test/test_layers.c train_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
 	$(CC) $(TEST_CFLAGS) $< -o $@ $(LDLIBS)
 $(BUILD)/test_layers_f64: dev/test/test_layers.c train_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
@@ -59,7 +73,7 @@ $(BUILD)/test_%: dev/test/test_%.c $(wildcard dev/test/*.h) $(HEADERS) $(DEPS)
 	@scripts/setup.sh test
 	@touch $@
 
-test_programs: train_gdn test_gdn $(TESTS:%=$(BUILD)/%)
+test_programs: train_gdn test_gdn $(BUILD)/train_gdn_f64 $(BUILD)/train_gdn_alone $(TESTS:%=$(BUILD)/%)
 test: test_programs .venv/ok
 	@dev/test/run_all.sh
 
@@ -85,5 +99,40 @@ format-check:
 clean:
 	rm -rf $(BUILD) train_gdn train_gdncu test_gdn test_gdncu
 
-.PHONY: all run test test_programs sanitize bench format format-check clean lab
+.PHONY: ALWAYS all run test test_programs sanitize bench format format-check clean lab
 .SECONDARY:
+
+# ---------------------------------------------------------------------------- CUDA
+
+# 90a: Hopper with its own instructions; 80, 86, 89 for older cards. One translation unit a heavy operation.
+NVCC     ?= nvcc
+GPU_ARCH ?= 90a
+NVFLAGS   = -std=c++17 -O3 -gencode=arch=compute_$(GPU_ARCH),code=sm_$(GPU_ARCH) -D_GNU_SOURCE -I. -Xcompiler -Wall,-Wextra
+CUDA_BUILD = $(BUILD)/cuda
+CUDA_OPS   = $(CUDA_BUILD)/delta_rule.o $(CUDA_BUILD)/sliding_attention.o
+# binaries that another machine runs: make train_gdncu STATIC=1 takes jansson and xxHash in
+CUDA_LIBS  = -lcublasLt $(if $(STATIC),-l:libjansson.a -l:libxxhash.a,-ljansson -lxxhash) -lpthread -lm
+
+$(CUDA_BUILD)/%.o: gdn/cuda/%.cu $(wildcard gdn/cuda/*) gdn/check.h
+	@mkdir -p $(CUDA_BUILD)
+	$(NVCC) $(NVFLAGS) -c $< -o $@
+$(CUDA_BUILD)/train_gdncu.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
+	$(NVCC) $(NVFLAGS) -c $< -o $@
+$(CUDA_BUILD)/engine_cuda.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
+	$(NVCC) $(NVFLAGS) -DGDN_NO_MAIN -c $< -o $@
+train_gdncu: $(CUDA_BUILD)/train_gdncu.o $(CUDA_OPS)
+	$(NVCC) $(NVFLAGS) $^ -o $@ $(CUDA_LIBS)
+
+# test_gdn linked with the CUDA engine: every tensor and gradient against the CPU reference
+$(CUDA_BUILD)/engine_f64.o: train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -DGDN_REAL_DOUBLE -c $< -o $@
+$(CUDA_BUILD)/engine_bf16.o: train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -DGDN_EMULATE_BF16 -c $< -o $@
+$(CUDA_BUILD)/engine_f32.o: train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -c $< -o $@
+$(CUDA_BUILD)/test_gdncu.o: test_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
+	$(CC) $(TEST_CFLAGS) -DWITH_CUDA -c $< -o $@
+test_gdncu: $(CUDA_BUILD)/test_gdncu.o $(CUDA_BUILD)/engine_cuda.o $(CUDA_OPS) $(CUDA_BUILD)/engine_f32.o $(CUDA_BUILD)/engine_f64.o $(CUDA_BUILD)/engine_bf16.o
+	$(NVCC) $(NVFLAGS) -Xcompiler -fopenmp $^ -o $@ $(CUDA_LIBS)

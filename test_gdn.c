@@ -186,16 +186,16 @@ static void test_all_gradients(int singles) {
   c = small_config("gdn2"), c.heads = 2, c.v_heads = 4, test_gradients("gdn2 grouped", c, 66, singles);
   c = small_config("kda"), c.heads = 1, c.v_heads = 3, test_gradients("kda grouped", c, 66, singles);
   c = small_config("gdn"), c.beta_max = 2, test_gradients("gdn beta 2", c, 66, singles);
-  c = small_config("gdn2"), c.beta_max = 2, c.output_gate = GATE_SIGMOID,
+  c = small_config("gdn2"), c.beta_max = 2, c.output_gate = OUTPUT_GATE_SIGMOID,
   test_gradients("gdn2 b 2, sigmoid gate", c, 66, singles);
   c = small_config("gdn"), c.conv_size = 0, test_gradients("gdn no conv", c, 17, singles);
   c = small_config("mamba2"), c.conv_size = 0, test_gradients("mamba2 no conv", c, 17, singles);
   c = small_config("mamba2"), c.mamba_groups = 3, test_gradients("mamba2 3 groups", c, 66, singles);
-  c = small_config("gdn"), c.output_gate = GATE_NONE, test_gradients("gdn no output gate", c, 17, singles);
-  c = small_config("kda"), c.output_gate = GATE_NONE, test_gradients("kda no output gate", c, 17, singles);
-  c = small_config("deltanet"), c.output_gate = GATE_SILU, test_gradients("deltanet gated", c, 17, singles);
+  c = small_config("gdn"), c.output_gate = OUTPUT_GATE_NONE, test_gradients("gdn no output gate", c, 17, singles);
+  c = small_config("kda"), c.output_gate = OUTPUT_GATE_NONE, test_gradients("kda no output gate", c, 17, singles);
+  c = small_config("deltanet"), c.output_gate = OUTPUT_GATE_SILU, test_gradients("deltanet gated", c, 17, singles);
   c = small_config("gdn"), c.output_norm = 0, test_gradients("gdn no output norm", c, 17, singles);
-  c = small_config("gdn"), c.output_norm = 0, c.output_gate = GATE_NONE,
+  c = small_config("gdn"), c.output_norm = 0, c.output_gate = OUTPUT_GATE_NONE,
   test_gradients("gdn no norm, no gate", c, 17, singles);
   c = small_config("gdn"), c.qk_norm = NORM_L1, test_gradients("gdn L1", c, 17, singles);
   c = small_config("gdn"), c.decay = 0, test_gradients("gdn no decay", c, 66, singles);
@@ -258,7 +258,7 @@ static void compare_models(const char *what, const Model *a, const Model *b, dou
 
 static void test_reductions(void) {
   Config c = small_config("gdn2");
-  c.output_gate = GATE_SIGMOID;
+  c.output_gate = OUTPUT_GATE_SIGMOID;
   int d = c.width, K = c.head_k, V = c.head_v, H = c.heads;
   Model gdn2 = model_make(c, 3);
   c = small_config("kda");
@@ -284,7 +284,7 @@ static void test_reductions(void) {
       memcpy(f1 + (h * K + i) * V, f1 + h * K * V, (size_t)V * sizeof(double));
       dt[h * K + i] = dt[h * K];
     }
-  c = small_config("gdn"), c.output_gate = GATE_SIGMOID;
+  c = small_config("gdn"), c.output_gate = OUTPUT_GATE_SIGMOID;
   Model gdn = model_make(c, 3);
   copy_common(&gdn, &kda);
   double *a = tensor(&gdn, "attn.a_proj.weight", NULL), *g = tensor(&gdn, "attn.g_proj.weight", NULL),
@@ -302,13 +302,13 @@ static void test_reductions(void) {
     }
   compare_models("KDA with equal decays is GDN", &kda, &gdn, 1e-11);
 
-  c = small_config("deltanet"), c.output_gate = GATE_SIGMOID;
+  c = small_config("deltanet"), c.output_gate = OUTPUT_GATE_SIGMOID;
   Model delta = model_make(c, 3);
   copy_common(&delta, &gdn);
   double *a_log = tensor(&gdn, "attn.A_log", NULL);
   for (int h = 0; h < H; h++) a_log[h] = -80;  // exp(-80) softplus(.): no decay to the last bit
   compare_models("GDN without decay is DeltaNet", &gdn, &delta, 1e-12);
-  c = small_config("gdn"), c.decay = 0, c.output_gate = GATE_SIGMOID;
+  c = small_config("gdn"), c.decay = 0, c.output_gate = OUTPUT_GATE_SIGMOID;
   Model nodecay = model_make(c, 3);
   copy_common(&nodecay, &delta);
   compare_models("--decay off is DeltaNet", &nodecay, &delta, 0);
@@ -616,6 +616,226 @@ static void test_first_loss(void) {
 }
 
 // ----------------------------------------------------------------------------
+// the CUDA engine against the CPU reference (make test_gdncu)
+
+#ifdef WITH_CUDA
+
+static Config cuda_config(const char *pattern, int heads, int v_heads, int head_k, int head_v) {
+  Config c = small_config(pattern);
+  c.vocab = 131, c.width = 128, c.ff = 192;
+  c.heads = heads, c.v_heads = v_heads, c.head_k = head_k, c.head_v = head_v;
+  c.attn_heads = c.attn_kv_heads = 2, c.attn_head_dim = 64, c.window = 100;
+  c.mamba_state = 64, c.mamba_head = 64;
+  return c;
+}
+
+// Matrices whose values bf16 holds exactly, so that both engines multiply by the same numbers.
+static void model_round_matrices(Model *m) {
+  for (int i = 0; i < m->t.n; i++)
+    for (int64_t j = m->t.specs[i].offset; j < m->t.specs[i].offset + m->t.specs[i].count; j++) {
+      float f = (float)m->params[j];
+      uint32_t bits;
+      memcpy(&bits, &f, 4);
+      if (m->t.specs[i].decays && m->t.specs[i].ndim == 2) bits = (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+      memcpy(&f, &bits, 4);
+      m->params[j] = f;
+    }
+}
+
+// Every activation and gradient: at most twice the error that the CPU engine makes when it rounds to bf16 where the GPU
+// does, plus one rounding of bf16 (2^-8) for what that engine happens to hit exactly.
+static void test_cuda(const char *name, Config c, int B, int T, int a_log_extreme) {
+  const EngineApi *apis[3] = {&engine_cpu_f64, &engine_cpu_bf16, &engine_cuda};
+  Model m = model_make(c, 91);
+  if (a_log_extreme)
+    for (int i = 0; i < m.t.n; i++)
+      if (strstr(m.t.specs[i].name, "A_log"))
+        for (int64_t j = 0; j < m.t.specs[i].count; j++) m.params[m.t.specs[i].offset + j] = j % 2 ? 4.7 : -6;
+  model_round_matrices(&m);
+  int64_t N = (int64_t)B * T, most = N * (c.vocab > 2048 ? c.vocab : 2048);
+  int32_t *tokens = (int32_t *)alloc_array(N, sizeof *tokens, "test"),
+          *targets = (int32_t *)alloc_array(N, sizeof *tokens, "test");
+  random_tokens(tokens, targets, N, c.vocab, (uint64_t)(T + 7));
+  if (c.boundary_reset)
+    for (int64_t n = 0; n < N; n++)
+      tokens[n] = n % T == 37 || n % T == 64 || n % T == 65 ? c.bos : tokens[n] == c.bos ? c.bos + 1 : tokens[n];
+  static const char *const layer_names[] = {"x", "h", "packed", "q", "k", "o", "mixer", "x1", "h1", "gu"};
+  char names[64][64];
+  int n_names = 0;
+  for (int i = 0; i < c.layers && i < 3; i++)
+    for (int k = 0; k < 10; k++) snprintf(names[n_names++], 64, "layers.%d.%s", i, layer_names[k]);
+  snprintf(names[n_names++], 64, "h_end"), snprintf(names[n_names++], 64, "logits"),
+      snprintf(names[n_names++], 64, "losses");
+  double *act[3], *grads[3], loss[3];
+  int64_t *counts = (int64_t *)alloc_array(3 * 64, sizeof *counts, "test");
+  double *kept[3][64];
+  for (int a = 0; a < 3; a++) {
+    Engine *e = engine_make(apis[a], &m, B, T, 1, 0);
+    act[a] = (double *)alloc_array(most, sizeof(double), "test"),
+    grads[a] = (double *)alloc_array(m.t.total, sizeof(double), "test");
+    apis[a]->zero_grad(e);
+    loss[a] = apis[a]->forward(e, tokens, targets, B, T, 0);
+    for (int k = 0; k < n_names; k++) {
+      int64_t n = counts[a * 64 + k] = apis[a]->activation(e, names[k], act[a], most);
+      kept[a][k] = n > 0 && n <= most
+                       ? (double *)memcpy(alloc_array(n, sizeof(double), "test"), act[a], (size_t)n * sizeof(double))
+                       : NULL;
+    }
+    apis[a]->backward(e, 1.0 / (double)N);
+    apis[a]->read64(e, ARENA_GRAD, 0, m.t.total, grads[a]);
+    if (a == 2) {  // the same step with the head's backward inside the forward, and again: the same bits
+      double *again = act[a];
+      again = (double *)alloc_array(m.t.total, sizeof(double), "test");
+      for (int r = 0; r < 2; r++) {
+        apis[a]->zero_grad(e);
+        if (apis[a]->loss_scale) apis[a]->loss_scale(e, 1.0 / (double)N);
+        double l = apis[a]->forward(e, tokens, targets, B, T, 0);
+        apis[a]->backward(e, 1.0 / (double)N);
+        apis[a]->read64(e, ARENA_GRAD, 0, m.t.total, again);
+        check(l == loss[a] && !memcmp(again, grads[a], (size_t)m.t.total * sizeof(double)),
+              "%s B=%d T=%d: run %d gives other bits", name, B, T, r + 2);
+      }
+      free(again);
+    }
+    apis[a]->destroy(e);
+  }
+  double worst = 0;
+  const char *worst_name = "";
+  for (int k = 0; k < n_names; k++) {
+    if (!kept[2][k] || !kept[0][k]) continue;
+    int64_t n = counts[k];
+    if (!check(counts[2 * 64 + k] == n, "%s: %s has %lld elements, the reference %lld", name, names[k],
+               (long long)counts[2 * 64 + k], (long long)n))
+      continue;
+    double emulated = relative_error(kept[1][k], kept[0][k], n), found = relative_error(kept[2][k], kept[0][k], n),
+           limit = 2 * emulated + 0.004;
+    check(found <= limit, "%s B=%d T=%d: activation %s off by %.3g, limit %.3g", name, B, T, names[k], found, limit);
+    if (found / limit > worst) worst = found / limit, worst_name = names[k];
+  }
+  for (int i = 0; i < m.t.n; i++) {
+    const ParamSpec *s = &m.t.specs[i];
+    if (s->init == INIT_PAD) {
+      for (int64_t j = s->offset; j < s->offset + s->count; j++)
+        check(grads[2][j] == 0, "%s: padding has a gradient", name);
+      continue;
+    }
+    double emulated = relative_error(grads[1] + s->offset, grads[0] + s->offset, s->count),
+           found = relative_error(grads[2] + s->offset, grads[0] + s->offset, s->count);
+    // the emulation is one draw of the rounding errors: of n elements it tells their size to about 1 / sqrt(n)
+    double limit = (2 + 4 / sqrt((double)s->count)) * emulated + 0.004;
+    check(found <= limit, "%s B=%d T=%d: gradient of %s off by %.3g, limit %.3g", name, B, T, s->name, found, limit);
+    if (found / limit > worst) worst = found / limit, worst_name = s->name;
+  }
+  double loss_limit = 2 * fabs(loss[1] - loss[0]) + 1e-3 * fabs(loss[0]);
+  check(fabs(loss[2] - loss[0]) <= loss_limit, "%s B=%d T=%d: loss %.6f, reference %.6f", name, B, T, loss[2], loss[0]);
+  printf("cuda %-28s B=%d T=%-4d worst error / limit %.2f (%s)\n", name, B, T, worst, worst_name);
+  for (int a = 0; a < 3; a++) {
+    for (int k = 0; k < n_names; k++) free(kept[a][k]);
+    free(act[a]), free(grads[a]);
+  }
+  free(counts), free(tokens), free(targets), model_free(&m);
+}
+
+// 20 steps of AdamW from the same weights: the losses of the GPU stay as near to the double reference as bf16 does.
+static void test_cuda_steps(const char *name, Config c) {
+  const EngineApi *apis[3] = {&engine_cpu_f64, &engine_cpu_bf16, &engine_cuda};
+  enum { B = 4, T = 130 };
+  Model m = model_make(c, 95);
+  model_round_matrices(&m);
+  int32_t tokens[B * T], targets[B * T];
+  for (int i = 0; i < B * T; i++)
+    tokens[i] = (int32_t)((i / T + 1) * (i % T) % 131), targets[i] = (int32_t)((i / T + 1) * (i % T + 1) % 131);
+  double losses[3][20];
+  for (int a = 0; a < 3; a++) {
+    Engine *e = engine_make(apis[a], &m, B, T, 1, 0);
+    AdamW w = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 0, 0};
+    for (w.step = 1; w.step <= 20; w.step++) {
+      apis[a]->zero_grad(e);
+      losses[a][w.step - 1] = apis[a]->forward(e, tokens, targets, B, T, 0) / (B * T);
+      apis[a]->backward(e, 1.0 / (B * T));
+      double norm = sqrt(apis[a]->grad_sumsq(e, 0, m.t.total));
+      w.grad_scale = norm > 1 ? 1 / norm : 1;
+      apis[a]->update(e, &w);
+    }
+    apis[a]->destroy(e);
+  }
+  double worst = 0, bf16 = 0;
+  for (int i = 0; i < 20; i++)
+    worst = fmax(worst, fabs(losses[2][i] - losses[0][i])), bf16 = fmax(bf16, fabs(losses[1][i] - losses[0][i]));
+  check(worst <= 2 * bf16 + 0.01 * losses[0][0] && losses[2][19] < 0.9 * losses[2][0],
+        "%s: 20 steps, loss off by %.4f (bf16 on the CPU: %.4f), %.4f to %.4f", name, worst, bf16, losses[2][0],
+        losses[2][19]);
+  printf("cuda %-28s 20 steps: loss %.4f to %.4f, off by at most %.4f (bf16 on the CPU: %.4f)\n", name, losses[2][0],
+         losses[2][19], worst, bf16);
+  model_free(&m);
+}
+
+static void test_cuda_all(int quick) {
+  static const int lengths[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 129, 289};
+  static const int dims[][2] = {{64, 64}, {128, 128}, {128, 256}, {192, 384}, {256, 256}, {256, 512}};
+  for (int i = 0; i < 12; i++) {
+    test_cuda("gdn", cuda_config("gdn", 2, 2, 64, 64), 2, lengths[i], 0);
+    if (!quick) test_cuda("mamba2 gdn swa", cuda_config("mamba2 gdn swa", 2, 2, 64, 128), 2, lengths[i], 0);
+  }
+  for (int i = 0; i < 6; i++) {
+    char name[64];
+    snprintf(name, sizeof name, "gdn (%d,%d)", dims[i][0], dims[i][1]);
+    test_cuda(name, cuda_config("gdn", 2, 2, dims[i][0], dims[i][1]), 2, 129, 0);
+    snprintf(name, sizeof name, "deltanet (%d,%d)", dims[i][0], dims[i][1]);
+    test_cuda(name, cuda_config("deltanet", 1, 1, dims[i][0], dims[i][1]), 1, 65, 0);
+  }
+  Config c = cuda_config("gdn", 2, 4, 64, 128);
+  test_cuda("gdn grouped 2/4", c, 5, 129, 0);
+  c = cuda_config("gdn", 2, 6, 64, 64), test_cuda("gdn grouped 2/6", c, 1, 129, 0);
+  c = cuda_config("gdn deltanet", 2, 2, 128, 128), c.beta_max = 2, test_cuda("gdn deltanet beta 2", c, 2, 129, 0);
+  c = cuda_config("gdn", 2, 2, 64, 64), test_cuda("gdn extreme gates", c, 2, 289, 1);
+  c = cuda_config("gdn", 3, 3, 64, 64), c.tied = 1, test_cuda("gdn tied, 3 heads", c, 2, 129, 0);
+  c = cuda_config("gdn", 2, 2, 64, 64), c.output_gate = OUTPUT_GATE_NONE, test_cuda("gdn no output gate", c, 2, 65, 0);
+  c = cuda_config("gdn", 2, 2, 64, 64), c.output_gate = OUTPUT_GATE_SIGMOID, test_cuda("gdn sigmoid gate", c, 2, 65, 0);
+  c = cuda_config("deltanet", 2, 2, 64, 64), c.output_gate = OUTPUT_GATE_SILU, test_cuda("deltanet gated", c, 2, 65, 0);
+  c = cuda_config("gdn", 2, 2, 64, 64), c.conv_size = 0, test_cuda("gdn no conv", c, 2, 65, 0);
+  c = cuda_config("gdn", 2, 2, 64, 64), c.decay = 0, test_cuda("gdn no decay", c, 2, 129, 0);
+  c = cuda_config("gdn swa", 2, 2, 64, 64), c.ff = 0, test_cuda("gdn swa no MLP", c, 2, 129, 0);
+  c = cuda_config("mamba2", 2, 2, 64, 64), c.mamba_state = 128, test_cuda("mamba2 (128)", c, 2, 129, 0);
+  c = cuda_config("attn", 2, 2, 64, 64), test_cuda("attn", c, 2, 289, 0);
+  c.attn_heads = 4, c.attn_kv_heads = 2, test_cuda("attn grouped", c, 2, 129, 0);
+  c = cuda_config("swa", 2, 2, 64, 64), c.attn_heads = c.attn_kv_heads = 1, c.attn_head_dim = 128;
+  static const int windows[] = {1, 63, 129, 128, 60, 300};
+  for (int i = 0; i < 6; i++) {
+    char name[64];
+    c.window = windows[i];
+    snprintf(name, sizeof name, "swa window %d", windows[i]);
+    test_cuda(name, c, 2, 129, 0);
+  }
+  for (int i = 0; i < 12; i++) {
+    test_cuda("gdn2", cuda_config("gdn2", 2, 2, 128, 128), 2, lengths[i], 0);
+    if (!quick) test_cuda("kda swa", cuda_config("kda swa", 2, 2, 64, 64), 2, lengths[i], 0);
+  }
+  test_cuda("kda", cuda_config("kda", 3, 3, 128, 128), 2, 129, 0);
+  test_cuda("gdn2 (64,128)", cuda_config("gdn2", 2, 2, 64, 128), 5, 129, 0);
+  c = cuda_config("gdn2 kda", 2, 2, 128, 128), c.beta_max = 2, test_cuda("gdn2 kda b 2", c, 2, 129, 0);
+  c = cuda_config("gdn2", 2, 2, 128, 128), c.output_gate = OUTPUT_GATE_SIGMOID,
+  test_cuda("gdn2 sigmoid gate", c, 2, 129, 0);
+  c = cuda_config("gdn2", 2, 2, 128, 128), c.output_gate = OUTPUT_GATE_NONE, test_cuda("gdn2 no gate", c, 2, 129, 0);
+  test_cuda("gdn2 extreme gates", cuda_config("gdn2", 2, 2, 128, 128), 2, 289, 1);
+  test_cuda("kda extreme gates", cuda_config("kda", 2, 2, 64, 64), 2, 289, 1);
+  c = cuda_config("gdn2 kda", 2, 2, 128, 128), c.boundary_reset = 1, c.bos = 0,
+  test_cuda("gdn2 kda documents", c, 2, 129, 0);
+  c = cuda_config("mamba2 gdn swa", 2, 2, 64, 64), c.boundary_reset = 1, c.bos = 0,
+  test_cuda("h2 documents", c, 2, 129, 0);
+  if (!quick) {
+    test_cuda("gdn 4096", cuda_config("gdn swa", 2, 2, 128, 256), 1, 4096, 0);
+    test_cuda_steps("gdn", cuda_config("gdn", 2, 2, 64, 128));
+    test_cuda_steps("deltanet", cuda_config("deltanet", 2, 2, 64, 64));
+    test_cuda_steps("mamba2 gdn swa", cuda_config("mamba2 gdn swa", 2, 2, 64, 64));
+    test_cuda_steps("gdn2 swa", cuda_config("gdn2 swa", 2, 2, 128, 128));
+    test_cuda_steps("kda", cuda_config("kda", 2, 2, 64, 64));
+    test_cuda_steps("attn", cuda_config("attn", 2, 2, 64, 64));
+  }
+}
+#endif
+
+// ----------------------------------------------------------------------------
 // planted faults: each wrong term must turn the gradient checks red
 
 static int gradients_notice(int fault) {
@@ -639,6 +859,12 @@ int main(int argc, char **argv) {
     return noticed ? 0 : 1;
   }
   int quick = argc > 1 && !strcmp(argv[1], "--quick");
+#ifdef WITH_CUDA
+  test_cuda_all(quick);
+  return report_end();
+#else
+  check_skip("the CUDA engine is not linked in: make test_gdncu, on a machine with a GPU");
+#endif
   test_all_gradients(quick ? 0 : 3);
   test_reductions();
   test_float_against_double();

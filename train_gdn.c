@@ -61,11 +61,51 @@ extern int gdn_planted;
 #define PLANTED(fault) 0
 #endif
 
-static inline real sigmoid(real x) { return x >= 0 ? 1 / (1 + R(exp)(-x)) : R(exp)(x) / (1 + R(exp)(x)); }
+// The check of the CUDA engine compares it with this file's own error when everything that the GPU keeps in bf16 is
+// rounded to bf16 here too (math.md, "Precision"): -DGDN_EMULATE_BF16 makes ROUND round an array in place. Else it is
+// nothing.
+#ifdef GDN_EMULATE_BF16
+static real bf16_round(real x) {
+  float f = (float)x;
+  uint32_t bits;
+  memcpy(&bits, &f, 4);
+  if ((bits & 0x7f800000u) != 0x7f800000u) bits = (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+  memcpy(&f, &bits, 4);
+  return f;
+}
+static void ROUND(real *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) x[i] = bf16_round(x[i]);
+}
+// A matrix operand in bf16 of what is kept in fp32: a rounded copy.
+static const real *rounded(real *copy, const real *x, int64_t n) {
+  memcpy(copy, x, (size_t)n * sizeof(real));
+  ROUND(copy, n);
+  return copy;
+}
+#else
+static inline void ROUND(real *x, int64_t n) { (void)x, (void)n; }
+#define rounded(copy, x, n) ((void)(copy), (x))
+#endif
+
+static inline real sigmoid(real x) {
+  real e = exp_nonpositive(-R(fabs)(x));
+  return (x >= 0 ? 1 : e) / (1 + e);
+}
 static inline real silu(real x) { return x * sigmoid(x); }
 static inline real silu_derivative(real x) {
   real s = sigmoid(x);
   return s * (1 + x * (1 - s));
+}
+
+// Sums over tokens for the gradient of a vector: a thread owns COLUMNS of its elements and walks over all tokens, so
+// that the order of the sum is fixed.
+enum { COLUMNS = 16 };
+
+static inline void add_products(real sum[COLUMNS], const real *a, const real *b, real scale, int cols) {
+  if (cols == COLUMNS)  // a constant length, which compilers turn into vector instructions
+    for (int c = 0; c < COLUMNS; c++) sum[c] += a[c] * b[c] * scale;
+  else
+    for (int c = 0; c < cols; c++) sum[c] += a[c] * b[c] * scale;
 }
 
 // ----------------------------------------------------------------------------
@@ -87,6 +127,13 @@ static void embedding_backward(real *dtable, const real *dx, const int32_t *toke
   }
 }
 
+static inline real sum_of_squares(const real *x, int n) {
+  real sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int j = 0; j < n; j++) sum += x[j] * x[j];
+  return sum;
+}
+
 // ----------------------------------------------------------------------------
 // RMSNorm: y = x rstd w, rstd = (mean x^2 + eps)^-1/2
 
@@ -94,9 +141,7 @@ static void rmsnorm_forward(real *y, real *rstd, const real *x, const real *w, i
 #pragma omp parallel for
   for (int64_t t = 0; t < N; t++) {
     const real *xt = x + t * d;
-    real sum = 0;
-    for (int j = 0; j < d; j++) sum += xt[j] * xt[j];
-    real r = 1 / R(sqrt)(sum / d + (real)eps);
+    real r = 1 / R(sqrt)(sum_of_squares(xt, d) / d + (real)eps);
     for (int j = 0; j < d; j++) y[t * d + j] = xt[j] * r * w[j];
     rstd[t] = r;
   }
@@ -109,14 +154,18 @@ static void rmsnorm_backward(real *dx, real *dw, const real *dy, const real *x, 
   for (int64_t t = 0; t < N; t++) {
     const real *xt = x + t * d, *dyt = dy + t * d;
     real r = rstd[t], dot = 0;
+#pragma omp simd reduction(+ : dot)
     for (int j = 0; j < d; j++) dot += xt[j] * w[j] * dyt[j];
     if (PLANTED(PLANT_RMSNORM_PROJECTION)) dot = 0;
     for (int j = 0; j < d; j++) dx[t * d + j] += r * (w[j] * dyt[j] - xt[j] * r * r * dot / d);
   }
 #pragma omp parallel for
-  for (int j0 = 0; j0 < d; j0 += 16)
-    for (int64_t t = 0; t < N; t++)
-      for (int j = j0; j < j0 + 16 && j < d; j++) dw[j] += dy[t * d + j] * x[t * d + j] * rstd[t];
+  for (int j0 = 0; j0 < d; j0 += COLUMNS) {
+    int cols = d - j0 < COLUMNS ? d - j0 : COLUMNS;
+    real sum[COLUMNS] = {0};
+    for (int64_t t = 0; t < N; t++) add_products(sum, dy + t * d + j0, x + t * d + j0, rstd[t], cols);
+    for (int j = 0; j < cols; j++) dw[j0 + j] += sum[j];
+  }
 }
 
 // ----------------------------------------------------------------------------
@@ -127,11 +176,20 @@ typedef struct {
   int B, T, channels, taps;  // taps 0: no convolution, SiLU alone
 } ConvShape;
 
+// [taps,ch], so that loops over channels read in order; the caller frees it.
+static real *conv_weights_by_tap(const real *w, ConvShape s) {
+  real *by_tap = (real *)alloc_array((int64_t)s.taps * s.channels, sizeof(real), "short convolution");
+  for (int j = 0; j < s.taps; j++)
+    for (int c = 0; c < s.channels; c++) by_tap[j * s.channels + c] = w[c * s.taps + j];
+  return by_tap;
+}
+
 // pre [N,ch] = conv(x) + bias; y [N,ch] = SiLU(pre). tail [B,taps-1,ch]: inputs before the row's first, or NULL
 // (zeros).
 static void short_conv_forward(real *y, real *pre, const real *x, int64_t ld, const real *tail, const real *w,
                                const real *bias, const int32_t *start, ConvShape s) {
   int ch = s.channels, taps = s.taps;
+  real *by_tap = conv_weights_by_tap(w, s);
 #pragma omp parallel for
   for (int64_t n = 0; n < (int64_t)s.B * s.T; n++) {
     int b = (int)(n / s.T), t = (int)(n % s.T);
@@ -143,10 +201,12 @@ static void short_conv_forward(real *y, real *pre, const real *x, int64_t ld, co
       int u = t - (taps - 1) + j;
       if (u < start[n] || (u < 0 && !tail)) continue;
       const real *xu = u >= 0 ? x + (n - t + u) * ld : tail + ((int64_t)b * (taps - 1) + taps - 1 + u) * ch;
-      for (int c = 0; c < ch; c++) p[c] += w[c * taps + j] * xu[c];
+      const real *wj = by_tap + j * ch;
+      for (int c = 0; c < ch; c++) p[c] += wj[c] * xu[c];
     }
     for (int c = 0; c < ch; c++) y[n * ch + c] = silu(p[c]);
   }
+  free(by_tap);
 }
 
 // dx (columns of a packed buffer, overwritten), dw [ch,taps], dbias [ch] or NULL. dy [N,ch] is overwritten by d pre.
@@ -157,6 +217,7 @@ static void short_conv_backward(real *dx, real *dw, real *dbias, real *dy, const
 #pragma omp parallel for
   for (int64_t i = 0; i < N; i++)
     for (int c = 0; c < ch; c++) dy[i * ch + c] *= silu_derivative(pre[i * ch + c]);
+  real *by_tap = conv_weights_by_tap(w, s);
 #pragma omp parallel for
   for (int64_t n = 0; n < N; n++) {
     int t = (int)(n % s.T);
@@ -166,24 +227,27 @@ static void short_conv_backward(real *dx, real *dw, real *dbias, real *dy, const
     for (int j = 0; j < taps; j++) {  // x[t] reaches pre[t + taps-1-j] through tap j
       int u = t + taps - 1 - j;
       if (u >= s.T || t < start[n - t + u]) continue;
-      int tap = PLANTED(PLANT_CONV_INDEX) && j ? j - 1 : j;
-      for (int c = 0; c < ch; c++) g[c] += w[c * taps + tap] * dy[(n - t + u) * ch + c];
+      const real *wj = by_tap + (PLANTED(PLANT_CONV_INDEX) && j ? j - 1 : j) * ch;
+      for (int c = 0; c < ch; c++) g[c] += wj[c] * dy[(n - t + u) * ch + c];
     }
   }
+  free(by_tap);
   if (!taps) return;
 #pragma omp parallel for
-  for (int c0 = 0; c0 < ch; c0 += 16) {  // a thread owns some channels: fixed order over the tokens
-    int c1 = c0 + 16 < ch ? c0 + 16 : ch;
-    for (int64_t n = 0; n < N; n++) {
-      int t = (int)(n % s.T);
-      for (int j = 0; j < taps; j++) {
-        int u = t - (taps - 1) + j;
-        if (u < 0 || u < start[n]) continue;
-        for (int c = c0; c < c1; c++) dw[c * taps + j] += dy[n * ch + c] * x[(n - t + u) * ld + c];
-      }
-      if (dbias)
-        for (int c = c0; c < c1; c++) dbias[c] += dy[n * ch + c];
+  for (int c0 = 0; c0 < ch; c0 += COLUMNS) {  // a thread owns some channels: fixed order over the tokens
+    int cols = ch - c0 < COLUMNS ? ch - c0 : COLUMNS;
+    for (int j = 0; j < taps; j++) {
+      real sum[COLUMNS] = {0};
+      for (int b = 0; b < s.B; b++)
+        for (int t = taps - 1 - j; t < s.T; t++) {
+          int64_t n = (int64_t)b * s.T + t, u = n - (taps - 1) + j;
+          if (t - (taps - 1) + j >= start[n]) add_products(sum, dy + n * ch + c0, x + u * ld + c0, 1, cols);
+        }
+      for (int c = 0; c < cols; c++) dw[(c0 + c) * taps + j] += sum[c];
     }
+    if (dbias)
+      for (int64_t n = 0; n < N; n++)
+        for (int c = c0; c < c0 + cols; c++) dbias[c] += dy[n * ch + c];
   }
 }
 
@@ -392,7 +456,7 @@ static void transpose(real *dst, const real *src, int rows, int cols) {  // dst 
 }
 
 static inline real factor(double exponent) {  // 2^exponent for exponent <= 0
-  return exponent >= 0 ? 1 : R(exp2)((real)exponent);
+  return exponent >= 0 ? 1 : exp2_nonpositive((real)exponent);
 }
 
 // Gates, inputs and scaled copies of chunk rows t0 .. t0+n-1 of value head hv in row b of the batch.
@@ -424,14 +488,15 @@ static void chunk_load(Chunk *c, const DeltaShape *s, const DeltaInputs *in, int
   int last = n - 1;
   for (int i = 0; i < n; i++) {
     int sees_state = i < c->first_segment_rows, reaches_end = c->segment[i] == c->segment[last];
-    for (int d0 = 0; d0 < gates; d0++) {
-      real in_state = sees_state ? factor(c->G[i * gates + d0]) : 0;
-      real to_end = reaches_end ? factor(c->G[last * gates + d0] - c->G[i * gates + d0]) : 0;
-      for (int d = d0; d < (gates == 1 ? K : d0 + 1); d++) {
-        c->Qp[i * K + d] = s->scale * c->q[i * K + d] * in_state;
-        c->Ep[i * K + d] = c->e[i * K + d] * in_state;
-        c->Km[i * K + d] = c->k[i * K + d] * to_end;
-      }
+    real *in_state = c->t1, *to_end = c->t1 + gates;
+    for (int d = 0; d < gates; d++) {
+      in_state[d] = sees_state ? factor(c->G[i * gates + d]) : 0;
+      to_end[d] = reaches_end ? factor(c->G[last * gates + d] - c->G[i * gates + d]) : 0;
+    }
+    for (int d = 0; d < K; d++) {
+      c->Qp[i * K + d] = s->scale * c->q[i * K + d] * in_state[gates == 1 ? 0 : d];
+      c->Ep[i * K + d] = c->e[i * K + d] * in_state[gates == 1 ? 0 : d];
+      c->Km[i * K + d] = c->k[i * K + d] * to_end[gates == 1 ? 0 : d];
     }
   }
   for (int d = 0; d < K; d++)
@@ -459,6 +524,7 @@ static void channel_scores(Chunk *c, real *S1, real *S2, const real *a1, const r
       for (int j = r0; j <= i; j++) {
         real x = 0, y = 0;
         if (c->segment[i] == c->segment[j])
+#pragma omp simd reduction(+ : x, y)
           for (int d = 0; d < K; d++) {
             real f = c->k[j * K + d] * (i == j ? 1 : factor(c->G[i * K + d] - c->G[j * K + d]));
             x += a1[i * K + d] * f, y += a2[i * K + d] * f;
@@ -529,10 +595,12 @@ static void chunk_solve(Chunk *c, const DeltaShape *s, const real *H) {
     }
   memcpy(c->X, c->z, (size_t)(n * V) * sizeof(real));
   if (s->erase != ERASE_NONE) matmul_small(c->X, V, c->Ep, K, 1, H, V, n, V, K, -1, 1);
+  ROUND(c->M, n * CHUNK), ROUND(c->P, n * CHUNK), ROUND(c->X, n * V);
   memcpy(c->U, c->X, (size_t)(n * V) * sizeof(real));
   if (s->erase != ERASE_NONE)
     for (int i = 1; i < n; i++)  // forward substitution: row i needs the rows above it
       matmul_small(c->U + i * V, V, c->M + i * CHUNK, CHUNK, 1, c->U, V, 1, V, i, -1, 1);
+  ROUND(c->U, n * V);
 }
 
 // o [N,HV*V]; states [B,HV,chunks,K,V]: the state at the start of each chunk, for the backward pass (NULL: not kept).
@@ -557,11 +625,12 @@ static void delta_rule_forward(real *o, real *states, real *h_end, const DeltaIn
           memset(H, 0, (size_t)K * V * sizeof(real));
         for (int ci = 0; ci < chunks; ci++) {
           int t0 = ci * CHUNK, n = s->T - t0 < CHUNK ? s->T - t0 : CHUNK;
-          if (states) memcpy(states + (head * chunks + ci) * K * V, H, (size_t)K * V * sizeof(real));
+          const real *H_in = rounded(next, H, (int64_t)K * V);
+          if (states) memcpy(states + (head * chunks + ci) * K * V, H_in, (size_t)K * V * sizeof(real));
           chunk_load(&c, s, in, b, hv, t0, n);
-          chunk_solve(&c, s, H);
+          chunk_solve(&c, s, H_in);
           real *oc = o + (((int64_t)b * s->T + t0) * s->HV + hv) * V;
-          matmul_small(oc, (int64_t)s->HV * V, c.Qp, K, 1, H, V, n, V, K, 1, 0);
+          matmul_small(oc, (int64_t)s->HV * V, c.Qp, K, 1, H_in, V, n, V, K, 1, 0);
           matmul_small(oc, (int64_t)s->HV * V, c.P, CHUNK, 1, c.U, V, n, V, n, 1, 1);
           for (int d = 0; d < K; d++)
             for (int j = 0; j < V; j++) H[d * V + j] *= c.decay[d];
@@ -588,7 +657,7 @@ static void delta_rule_backward(DeltaGradients *grad, const real *do_, const rea
                                 const DeltaInputs *in, const DeltaShape *s) {
   int K = s->K, V = s->V, T = s->T, chunks = (T + CHUNK - 1) / CHUNK, group = s->HV / s->H;
   int gates = s->channel_decay ? K : 1, big = K > V ? K : V;
-  int64_t scratch_size = chunk_scratch_size(K, V) + 2 * (int64_t)K * V + (int64_t)CHUNK * (3 * K + 3 * V + 2 * CHUNK) +
+  int64_t scratch_size = chunk_scratch_size(K, V) + 3 * (int64_t)K * V + (int64_t)CHUNK * (3 * K + 3 * V + 2 * CHUNK) +
                          (int64_t)K * big + K + 64 + 2 * (int64_t)CHUNK * K * (int)(sizeof(double) / sizeof(real));
 #pragma omp parallel
   {
@@ -599,6 +668,7 @@ static void delta_rule_backward(DeltaGradients *grad, const real *do_, const rea
     real *dO = dk + CHUNK * K, *dU = dO + CHUNK * V, *dX = dU + CHUNK * V, *dP = dX + CHUNK * V,
          *dM = dP + CHUNK * CHUNK;
     real *g_last = dM + CHUNK * CHUNK;
+    real *copy = scratch + scratch_size - (int64_t)K * V;
     Chunk c;
     chunk_bind(&c, g_last + K + (K & 1), K, V);
 #pragma omp for collapse(2) schedule(dynamic)
@@ -618,14 +688,17 @@ static void delta_rule_backward(DeltaGradients *grad, const real *do_, const rea
             chunk_solve(&c, s, H);
             for (int i = 0; i < n; i++)
               memcpy(dO + i * V, do_ + (((int64_t)b * T + t0 + i) * s->HV + hv) * V, (size_t)V * sizeof(real));
+            const real *dH_in = rounded(copy, dH, (int64_t)K * V);
             // dU, dX
             matmul_small(dU, V, c.P, 1, CHUNK, dO, V, n, V, n, 1, 0);
-            matmul_small(dU, V, c.Km, K, 1, dH, V, n, V, K, 1, 1);
+            matmul_small(dU, V, c.Km, K, 1, dH_in, V, n, V, K, 1, 1);
+            ROUND(dU, n * V);
             memcpy(dX, dU, (size_t)(n * V) * sizeof(real));
             if (s->erase != ERASE_NONE)
               for (int i = n - 2; i >= 0; i--)  // (I+M)^T dX = dU, from the last row up
                 matmul_small(dX + i * V, V, c.M + (i + 1) * CHUNK + i, 1, CHUNK, dX + (i + 1) * V, V, 1, V, n - 1 - i,
                              -1, 1);
+            ROUND(dX, n * V);
             // dP, dM
             transpose(c.t1, c.U, n, V);
             matmul_small(dP, CHUNK, dO, V, 1, c.t1, CHUNK, n, n, V, s->scale, 0);
@@ -642,11 +715,11 @@ static void delta_rule_backward(DeltaGradients *grad, const real *do_, const rea
             matmul_small(de, K, dX, V, 1, HT, K, n, K, V, -1, 0);
             for (int d = 0; d < K; d++) {
               real sum = 0;
-              for (int j = 0; j < V; j++) sum += H[d * V + j] * dH[d * V + j];
+              for (int j = 0; j < V; j++) sum += H[d * V + j] * dH_in[d * V + j];
               g_last[d] = sum * c.decay[d];
             }
             for (int d = 0; d < K; d++)
-              for (int j = 0; j < V; j++) HT[j * K + d] = dH[d * V + j];
+              for (int j = 0; j < V; j++) HT[j * K + d] = dH_in[d * V + j];
             matmul_small(dk, K, c.U, V, 1, HT, K, n, K, V, 1, 0);
             for (int i = 0; i < n; i++) {
               int sees_state = i < c.first_segment_rows, reaches_end = c.segment[i] == c.segment[last];
@@ -664,6 +737,7 @@ static void delta_rule_backward(DeltaGradients *grad, const real *do_, const rea
             if (s->erase != ERASE_NONE) matmul_small(dH, V, c.Ep, 1, K, dX, V, K, V, n, -1, 1);
             // pairs inside the chunk
             if (s->channel_decay) {
+              ROUND(dP, n * CHUNK), ROUND(dM, n * CHUNK);
               channel_scores_backward(&c, dq, dk, dP, c.q, K, 0, n);
               if (s->erase != ERASE_NONE) channel_scores_backward(&c, de, dk, dM, c.e, K, 0, n);
             } else {
@@ -672,6 +746,7 @@ static void delta_rule_backward(DeltaGradients *grad, const real *do_, const rea
                   real f = pair_factor(&c, i, j);
                   dP[i * CHUNK + j] *= PLANTED(PLANT_P_WITHOUT_DECAY) ? 1 : f, dM[i * CHUNK + j] *= f;
                 }
+              ROUND(dP, n * CHUNK), ROUND(dM, n * CHUNK);
               matmul_small(dq, K, dP, CHUNK, 1, c.k, K, n, K, n, 1, 1);
               matmul_small(dk, K, dP, 1, CHUNK, c.q, K, n, K, n, 1, 1);
               if (s->erase != ERASE_NONE) {
@@ -741,16 +816,14 @@ static void delta_rule_backward(DeltaGradients *grad, const real *do_, const rea
 // gated output norm, per head of V: y = o rstd w act(gate). Paper 1, section 3.4; SiLU, or sigmoid (KDA).
 // w NULL: no norm (rstd 1); gate NULL: no gate.
 
-static inline real gate_value(real x, OutputGate act) { return act == GATE_SIGMOID ? sigmoid(x) : silu(x); }
+static inline real gate_value(real x, OutputGate act) { return act == OUTPUT_GATE_SIGMOID ? sigmoid(x) : silu(x); }
 static inline real gate_slope(real x, OutputGate act) {
   real s = sigmoid(x);
-  return act == GATE_SIGMOID ? s * (1 - s) : silu_derivative(x);
+  return act == OUTPUT_GATE_SIGMOID ? s * (1 - s) : silu_derivative(x);
 }
 
 static inline real head_rstd(const real *o, int V, double eps) {
-  real sum = 0;
-  for (int j = 0; j < V; j++) sum += o[j] * o[j];
-  return 1 / R(sqrt)(sum / V + (real)eps);
+  return 1 / R(sqrt)(sum_of_squares(o, V) / V + (real)eps);
 }
 
 static void output_norm_forward(real *y, const real *o, const real *gate, int64_t ld, const real *w, int64_t N,
@@ -768,14 +841,21 @@ static void output_norm_forward(real *y, const real *o, const real *gate, int64_
 static void output_norm_backward(real *d_o, real *dgate, real *dw, const real *dy, const real *o, const real *gate,
                                  int64_t ld, const real *w, int64_t N, int heads, int V, OutputGate act, double eps) {
   if (w) {
+    real *rstd = (real *)alloc_array(N * heads, sizeof(real), "output norm");
 #pragma omp parallel for
-    for (int j0 = 0; j0 < V; j0 += 16)
+    for (int64_t i = 0; i < N * heads; i++) rstd[i] = head_rstd(o + i * V, V, eps);
+#pragma omp parallel for
+    for (int j0 = 0; j0 < V; j0 += COLUMNS) {
+      int cols = V - j0 < COLUMNS ? V - j0 : COLUMNS;
+      real sum[COLUMNS] = {0}, value[COLUMNS];
       for (int64_t i = 0; i < N * heads; i++) {
-        real r = head_rstd(o + i * V, V, eps);
-        const real *g = gate ? gate + (i / heads) * ld + (i % heads) * V : NULL;
-        for (int j = j0; j < j0 + 16 && j < V; j++)
-          dw[j] += dy[i * V + j] * o[i * V + j] * r * (g ? gate_value(g[j], act) : 1);
+        const real *g = gate ? gate + (i / heads) * ld + (i % heads) * V + j0 : NULL, *dyi = dy + i * V + j0;
+        for (int j = 0; j < cols; j++) value[j] = dyi[j] * (g ? gate_value(g[j], act) : 1);
+        add_products(sum, value, o + i * V + j0, rstd[i], cols);
       }
+      for (int j = 0; j < cols; j++) dw[j0 + j] += sum[j];
+    }
+    free(rstd);
   }
 #pragma omp parallel for
   for (int64_t n = 0; n < N; n++)
@@ -786,9 +866,10 @@ static void output_norm_backward(real *d_o, real *dgate, real *dw, const real *d
       for (int j = 0; j < V; j++) {
         real dn = dy[i * V + j] * (g ? gate_value(g[j], act) : 1) * (w ? w[j] : 1);  // d (o rstd)
         if (g) dgate[n * ld + h * V + j] = dy[i * V + j] * oh[j] * r * (w ? w[j] : 1) * gate_slope(g[j], act);
-        dot += dn * oh[j];
         d_o[i * V + j] = dn;
       }
+#pragma omp simd reduction(+ : dot)
+      for (int j = 0; j < V; j++) dot += d_o[i * V + j] * oh[j];
       if (w)
         for (int j = 0; j < V; j++) d_o[i * V + j] = r * (d_o[i * V + j] - oh[j] * r * r * dot / V);
     }
@@ -855,10 +936,12 @@ static void attention_forward(real *o, real *lse, const real *q, const real *k, 
             p[u - lo] = dot * scale;
             if (p[u - lo] > max) max = p[u - lo];
           }
-          for (int u = lo; u <= t; u++) sum += p[u - lo] = R(exp)(p[u - lo] - max);
+          for (int u = lo; u <= t; u++) p[u - lo] = exp_nonpositive(p[u - lo] - max);
+          for (int u = lo; u <= t; u++) sum += p[u - lo];
           for (int j = 0; j < D; j++) ot[j] = 0;
           for (int u = lo; u <= t; u++) {
             real x = p[u - lo] / sum;
+#pragma omp simd
             for (int j = 0; j < D; j++) ot[j] += x * vb[u * ldkv + j];
           }
           lse[n * s->H + h] = max + R(log)(sum);
@@ -888,13 +971,16 @@ static void attention_backward(real *dq, real *dk, real *dv, const real *do_, co
           int64_t n = (int64_t)b * s.T + t, base = (int64_t)b * s.T * ldkv + hk * D;
           const real *qt = q + (n * s.H + h) * D, *g = do_ + (n * s.H + h) * D, *ot = o + (n * s.H + h) * D;
           real *gq = dq + (n * s.H + h) * D, delta = 0;
-          for (int j = 0; j < D; j++) gq[j] = 0, delta += g[j] * ot[j];
+#pragma omp simd reduction(+ : delta)
+          for (int j = 0; j < D; j++) delta += g[j] * ot[j];  // summed as dp is: a query with one key has gradient 0
+          for (int j = 0; j < D; j++) gq[j] = 0;
           for (int u = attention_first_key(&s, t, start[n]); u <= t; u++) {
             const real *ku = k + base + u * ldkv, *vu = v + base + u * ldkv;
             real *gk = dk + base + u * ldkv, *gv = dv + base + u * ldkv, dot = 0, dp = 0;
 #pragma omp simd reduction(+ : dot, dp)
             for (int j = 0; j < D; j++) dot += qt[j] * ku[j], dp += g[j] * vu[j];
-            real p = R(exp)(dot * scale - lse[n * s.H + h]), ds = p * (dp - delta) * scale;
+            real p = exp_nonpositive(dot * scale - lse[n * s.H + h]), ds = p * (dp - delta) * scale;
+#pragma omp simd
             for (int j = 0; j < D; j++) gq[j] += ds * ku[j], gk[j] += ds * qt[j], gv[j] += p * g[j];
           }
         }
@@ -910,12 +996,10 @@ static void mamba2_output_forward(real *y, const real *o, const real *x, int64_t
 #pragma omp parallel for
   for (int64_t t = 0; t < N; t++)
     for (int g = 0; g < groups; g++) {
-      real sum = 0, *yt = y + t * width;
-      for (int j = g * n; j < (g + 1) * n; j++) {
+      real *yt = y + t * width;
+      for (int j = g * n; j < (g + 1) * n; j++)
         yt[j] = (o[t * width + j] + D[j / P] * x[t * ldx + j]) * silu(z[t * ldz + j]);
-        sum += yt[j] * yt[j];
-      }
-      real r = 1 / R(sqrt)(sum / n + (real)eps);
+      real r = 1 / R(sqrt)(sum_of_squares(yt + g * n, n) / n + (real)eps);
       for (int j = g * n; j < (g + 1) * n; j++) yt[j] *= r * w[j];
     }
 }
@@ -931,22 +1015,26 @@ static void mamba2_output_backward(real *d_o, real *dx, int64_t lddx, real *dz, 
 #pragma omp parallel for
   for (int64_t t = 0; t < N; t++)
     for (int g = 0; g < groups; g++) {
-      real sum = 0, *ut = u + t * width;
-      for (int j = g * n; j < (g + 1) * n; j++) {
+      real *ut = u + t * width;
+      for (int j = g * n; j < (g + 1) * n; j++)
         ut[j] = (o[t * width + j] + D[j / P] * x[t * ldx + j]) * silu(z[t * ldz + j]);
-        sum += ut[j] * ut[j];
-      }
-      rstd[t * groups + g] = 1 / R(sqrt)(sum / n + (real)eps);
+      rstd[t * groups + g] = 1 / R(sqrt)(sum_of_squares(ut + g * n, n) / n + (real)eps);
     }
 #pragma omp parallel for
-  for (int j0 = 0; j0 < width; j0 += 16)
+  for (int j0 = 0; j0 < width; j0 += COLUMNS) {
+    int cols = width - j0 < COLUMNS ? width - j0 : COLUMNS;
+    real sum[COLUMNS] = {0};
     for (int64_t t = 0; t < N; t++)
-      for (int j = j0; j < j0 + 16 && j < width; j++)
-        dw[j] += dy[t * width + j] * u[t * width + j] * rstd[t * groups + j / n];
+      for (int j = 0; j < cols; j++)
+        sum[j] += dy[t * width + j0 + j] * u[t * width + j0 + j] * rstd[t * groups + (j0 + j) / n];
+    for (int j = 0; j < cols; j++) dw[j0 + j] += sum[j];
+  }
 #pragma omp parallel for
   for (int64_t t = 0; t < N; t++)
     for (int g = 0; g < groups; g++) {
       real r = rstd[t * groups + g], dot = 0;
+
+#pragma omp simd reduction(+ : dot)
       for (int j = g * n; j < (g + 1) * n; j++) dot += dy[t * width + j] * w[j] * u[t * width + j];
       for (int j = g * n; j < (g + 1) * n; j++) {
         real du = r * (dy[t * width + j] * w[j] - u[t * width + j] * r * r * dot / n), zj = z[t * ldz + j];
@@ -999,7 +1087,8 @@ static double cross_entropy_forward(real *losses, real *lse, const real *logits,
     if (targets[t] < 0) continue;
     real max = x[0], sum = 0;
     for (int j = 1; j < vocab; j++) max = x[j] > max ? x[j] : max;
-    for (int j = 0; j < vocab; j++) sum += R(exp)(x[j] - max);
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < vocab; j++) sum += exp_nonpositive(x[j] - max);
     lse[t] = max + R(log)(sum);
     losses[t] = lse[t] - x[targets[t]];
   }
@@ -1014,7 +1103,7 @@ static void cross_entropy_backward(real *logits, int64_t ld, const real *lse, co
 #pragma omp parallel for
   for (int64_t t = 0; t < N; t++) {
     real *x = logits + t * ld;
-    for (int j = 0; j < vocab; j++) x[j] = targets[t] < 0 ? 0 : scale * R(exp)(x[j] - lse[t]);
+    for (int j = 0; j < vocab; j++) x[j] = targets[t] < 0 ? 0 : scale * exp_nonpositive(x[j] - lse[t]);
     for (int j = vocab; j < ld; j++) x[j] = 0;
     if (targets[t] >= 0 && !PLANTED(PLANT_SOFTMAX_TARGET)) x[targets[t]] -= scale;
   }
@@ -1257,8 +1346,11 @@ static void recurrent_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *
     qk_norm_forward(a->q, a->y, m->conv_cols, N, c->heads, c->head_k, c->qk_norm, c->l2_eps);
     qk_norm_forward(a->k, a->y + m->key, m->conv_cols, N, c->heads, c->head_k, c->qk_norm, c->l2_eps);
   }
+  ROUND(a->y, N * m->conv_cols);
+  if (a->q) ROUND(a->q, N * m->key), ROUND(a->k, N * m->key);
   DeltaInputs in = delta_inputs(e, l, a, m);
   delta_rule_forward(a->o, a->states, st ? st->S : NULL, &in, carry ? st->S : NULL, &m->delta);
+  ROUND(a->o, N * m->val);
   if (l->mixer == MIX_MAMBA2)
     mamba2_output_forward(a->oy, a->o, a->y, m->conv_cols, a->packed + l->gate, m->rows, param(e, l->d_skip),
                           param(e, l->o_norm), N, m->delta.HV, m->delta.V, c->mamba_groups, c->norm_eps);
@@ -1269,6 +1361,7 @@ static void recurrent_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *
                                        : NULL,
                         a->gate ? m->val : m->rows, param(e, l->o_norm), N, c->v_heads, c->head_v,
                         config_output_gate(c, l->mixer), c->norm_eps);
+  ROUND(a->oy, N * m->val);
 }
 
 static void recurrent_mixer_backward(Engine *e, const LayerLayout *l, const LayerActs *a, const MixerSizes *m) {
@@ -1294,9 +1387,11 @@ static void recurrent_mixer_backward(Engine *e, const LayerLayout *l, const Laye
     linear_backward_weight(grad(e, l->g_up), e->dgate, m->val, a->packed + l->gate, m->rows, N, c->head_v, m->val);
     linear_backward_input(e->dpacked + l->gate, m->rows, e->dgate, m->val, param(e, l->g_up), N, c->head_v, m->val, 0);
   }
+  ROUND(e->d_o, N * m->val);
   DeltaInputs in = delta_inputs(e, l, a, m);
   DeltaGradients dg = {e->dq, e->dk, mamba ? e->dy : e->dy + 2 * m->key, m->conv_cols, e->dg, e->db, e->dw, NULL};
   delta_rule_backward(&dg, e->d_o, NULL, a->states, &in, &m->delta);
+  ROUND(e->dq, N * m->key), ROUND(e->dk, N * m->key);
   if (l->a_log >= 0) {
     double lb = l->mixer == MIX_KDA ? c->kda_lower_bound : 0;
     int low_rank = l->f_up >= 0;
@@ -1344,6 +1439,7 @@ static void recurrent_mixer_backward(Engine *e, const LayerLayout *l, const Laye
 
 static void attention_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *a, LayerState *st, MixerSizes *m) {
   const Config *c = &e->c;
+  int64_t N = (int64_t)e->B * e->T;
   int B = e->B, T = e->T, D = c->attn_head_dim, kv = c->attn_kv_heads * D;
   int past = !st ? 0 : e->carried < st->cap ? (int)e->carried : st->cap, total = past + T;
   rope_rotate(a->q, m->key, a->packed + l->q, m->rows, B, T, c->attn_heads, D, c->rope_theta, e->carried, 1);
@@ -1366,7 +1462,9 @@ static void attention_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *
              (size_t)keep * kv * sizeof(real));
     }
   }
+  ROUND(a->q, N * m->key), ROUND(a->k, (int64_t)B * total * kv);
   attention_forward(a->o, a->lse, a->q, a->k, a->v, e->start, &m->attention);
+  ROUND(a->o, N * m->val);
 }
 
 static void attention_mixer_backward(Engine *e, const LayerLayout *l, const LayerActs *a, const MixerSizes *m) {
@@ -1390,7 +1488,9 @@ static void layer_forward(Engine *e, int i, real *x_out, int carry) {
   int64_t N = (int64_t)e->B * e->T;
   MixerSizes m = mixer_sizes(c, l, e->B, e->T);
   rmsnorm_forward(a->h, a->rstd, a->x, param(e, l->attn_norm), N, d, c->norm_eps);
+  ROUND(a->h, N * d);
   linear_forward(a->packed, m.rows, a->h, d, param(e, l->in_proj), N, d, m.rows, 0);
+  ROUND(a->packed, N * m.rows);
   if (mixer_is_attention(l->mixer))
     attention_mixer_forward(e, l, a, st, &m);
   else
@@ -1398,12 +1498,17 @@ static void layer_forward(Engine *e, int i, real *x_out, int carry) {
   real *x1 = c->ff ? a->x1 : x_out;
   memmove(x1, a->x, (size_t)(N * d) * sizeof(real));
   linear_forward(x1, d, a->oy, m.val, param(e, l->o_proj), N, m.val, d, 1);
+  ROUND(x1, N * d);
   if (!c->ff) return;
   rmsnorm_forward(a->h1, a->rstd1, a->x1, param(e, l->mlp_norm), N, d, c->norm_eps);
+  ROUND(a->h1, N * d);
   linear_forward(a->gu, 2 * c->ff, a->h1, d, param(e, l->gate_up), N, d, 2 * c->ff, 0);
+  ROUND(a->gu, N * 2 * c->ff);
   swiglu_forward(a->s, a->gu, N, c->ff);
+  ROUND(a->s, N * c->ff);
   memmove(x_out, a->x1, (size_t)(N * d) * sizeof(real));
   linear_forward(x_out, d, a->s, c->ff, param(e, l->down), N, c->ff, d, 1);
+  ROUND(x_out, N * d);
 }
 
 // e->dx: gradient of the layer's output on entry, of its input on return
@@ -1417,21 +1522,29 @@ static void layer_backward(Engine *e, int i) {
   if (ff) {
     linear_backward_weight(grad(e, l->down), e->dx, d, a->s, ff, N, ff, d);
     linear_backward_input(e->ds, ff, e->dx, d, param(e, l->down), N, ff, d, 0);
+    ROUND(e->ds, N * ff);
     swiglu_backward(e->dgu, e->ds, a->gu, N, ff);
+    ROUND(e->dgu, N * 2 * ff);
     linear_backward_weight(grad(e, l->gate_up), e->dgu, 2 * ff, a->h1, d, N, d, 2 * ff);
     linear_backward_input(e->dh, d, e->dgu, 2 * ff, param(e, l->gate_up), N, d, 2 * ff, 0);
+    ROUND(e->dh, N * d);
     rmsnorm_backward(e->dx, grad(e, l->mlp_norm), e->dh, a->x1, a->rstd1, param(e, l->mlp_norm), N, d);
+    ROUND(e->dx, N * d);
   }
   linear_backward_weight(grad(e, l->o_proj), e->dx, d, a->oy, m.val, N, m.val, d);
   linear_backward_input(e->d_o, m.val, e->dx, d, param(e, l->o_proj), N, m.val, d, 0);
+  ROUND(e->d_o, N * m.val);
   memset(e->dpacked, 0, (size_t)(N * m.rows) * sizeof(real));  // padding columns have no gradient
   if (mixer_is_attention(l->mixer))
     attention_mixer_backward(e, l, a, &m);
   else
     recurrent_mixer_backward(e, l, a, &m);
+  ROUND(e->dpacked, N * m.rows);
   linear_backward_weight(grad(e, l->in_proj), e->dpacked, m.rows, a->h, d, N, d, m.rows);
   linear_backward_input(e->dh, d, e->dpacked, m.rows, param(e, l->in_proj), N, d, m.rows, 0);
+  ROUND(e->dh, N * d);
   rmsnorm_backward(e->dx, grad(e, l->attn_norm), e->dh, a->x, a->rstd, param(e, l->attn_norm), N, d);
+  ROUND(e->dx, N * d);
 }
 
 // First token of each token's document, as an index of its row; negative: in what was carried.
@@ -1453,6 +1566,7 @@ static void document_starts(Engine *e) {
 static void head_forward(Engine *e, real *logits, int64_t first, int64_t rows) {
   linear_forward(logits, e->table->vocab_rows, e->h_end + first * e->c.width, e->c.width, param(e, e->table->head),
                  rows, e->c.width, e->table->vocab_rows, 0);
+  ROUND(logits, rows * e->table->vocab_rows);
 }
 
 static double model_forward(Engine *e, const int32_t *tokens, const int32_t *targets, int B, int T, int flags) {
@@ -1475,8 +1589,10 @@ static double model_forward(Engine *e, const int32_t *tokens, const int32_t *tar
   memcpy(e->tokens, tokens, (size_t)N * sizeof(int32_t));
   document_starts(e);
   embedding_forward(e->acts[0].x, tokens, param(e, e->table->embedding), N, c->width);
+  ROUND(e->acts[0].x, N * c->width);
   for (int i = 0; i < c->layers; i++) layer_forward(e, i, i + 1 < c->layers ? e->acts[i + 1].x : e->x_end, carry);
   rmsnorm_forward(e->h_end, e->rstd_end, e->x_end, param(e, e->table->final_norm), N, c->width, c->norm_eps);
+  ROUND(e->h_end, N * c->width);
   if (carry) e->carried += T;
   if (!targets) return 0;
   memcpy(e->targets, targets, (size_t)N * sizeof(int32_t));
@@ -1499,14 +1615,17 @@ static void model_backward(Engine *e, double scale) {
     int64_t rows = N - t < e->head_rows ? N - t : e->head_rows;
     if (N > e->head_rows) head_forward(e, e->logits, t, rows);  // else the forward's logits are still there
     cross_entropy_backward(e->logits, table->vocab_rows, e->lse + t, e->targets + t, rows, c->vocab, (real)scale);
+    ROUND(e->logits, rows * table->vocab_rows);
     linear_backward_weight(grad(e, table->head), e->logits, table->vocab_rows, e->h_end + t * c->width, c->width, rows,
                            c->width, table->vocab_rows);
     linear_backward_input(e->dh + t * c->width, c->width, e->logits, table->vocab_rows, param(e, table->head), rows,
                           c->width, table->vocab_rows, 0);
   }
+  ROUND(e->dh, N * c->width);
   memset(e->dx, 0, (size_t)(N * c->width) * sizeof(real));
   rmsnorm_backward(e->dx, grad(e, table->final_norm), e->dh, e->x_end, e->rstd_end, param(e, table->final_norm), N,
                    c->width);
+  ROUND(e->dx, N * c->width);
   for (int i = c->layers - 1; i >= 0; i--) layer_backward(e, i);
   embedding_backward(grad(e, table->embedding), e->dx, e->tokens, N, c->width);
 }
@@ -1719,22 +1838,24 @@ static int64_t cpu_memory_bytes(const Engine *e) {
          (int64_t)sizeof(real);
 }
 
-#ifdef GDN_REAL_DOUBLE
+#if defined(GDN_EMULATE_BF16)
+const EngineApi engine_cpu_bf16 = {"cpu-bf16",
+#elif defined(GDN_REAL_DOUBLE)
 const EngineApi engine_cpu_f64 = {"cpu-f64",
 #else
 const EngineApi engine_cpu_f32 = {"cpu-f32",
 #endif
-                                  sizeof(real),    0,
-                                  cpu_check,       cpu_create,
-                                  cpu_destroy,     cpu_read,
-                                  cpu_write,       cpu_read64,
-                                  cpu_write64,     cpu_arena,
-                                  model_forward,   cpu_losses,
-                                  cpu_logits,      model_backward,
-                                  cpu_zero_grad,   model_grad_sumsq,
-                                  model_update,    cpu_reset_state,
-                                  cpu_activation,  cpu_synchronize,
-                                  cpu_memory_bytes};
+                                   sizeof(real),     0,
+                                   cpu_check,        cpu_create,
+                                   cpu_destroy,      cpu_read,
+                                   cpu_write,        cpu_read64,
+                                   cpu_write64,      cpu_arena,
+                                   model_forward,    cpu_losses,
+                                   cpu_logits,       model_backward,
+                                   cpu_zero_grad,    model_grad_sumsq,
+                                   model_update,     cpu_reset_state,
+                                   cpu_activation,   cpu_synchronize,
+                                   cpu_memory_bytes, NULL};
 
 // ----------------------------------------------------------------------------
 // main: the program around the model is gdn/trainer.h, the same for both engines
@@ -1743,9 +1864,9 @@ const EngineApi engine_cpu_f32 = {"cpu-f32",
 #include <unistd.h>
 #include "gdn/trainer.h"  // trainer_main
 
-// OpenMP's threads wait for each other by spinning, for very long by default: on a machine that does other work too, that
-// made steps seven times slower. Sleeping costs a few percent on an idle one. The libraries read their setting when they
-// are loaded, so it is set here and the program starts itself once more.
+// OpenMP's threads wait for each other by spinning, for very long by default: on a machine that does other work too,
+// that made steps seven times slower. Sleeping costs a few percent on an idle one. The libraries read their setting
+// when they are loaded, so it is set here and the program starts itself once more.
 static void wait_asleep(char **argv) {
   if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
   if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv);  // where it cannot, it goes on as it is
@@ -1753,6 +1874,10 @@ static void wait_asleep(char **argv) {
 
 int main(int argc, char **argv) {
   wait_asleep(argv);
+#ifdef GDN_REAL_DOUBLE
+  return trainer_main(argc, argv, &engine_cpu_f64);
+#else
   return trainer_main(argc, argv, &engine_cpu_f32);
+#endif
 }
 #endif

@@ -4,7 +4,8 @@
 // Two ways: fail() ends the program (nothing can go on); functions that a caller may recover from (readers of
 // shards, checkpoints, tokenizers) return an exit code (0 is success) and leave the sentence in an Error.
 //
-// defines: ExitCode, Error, error_set, fail, fail_error, warn, alloc_array, alloc_zeroed, program_name
+// defines: ExitCode, Error, error_set, fail, fail_error, warn, alloc_array, alloc_zeroed, program_name,
+//          program_rank
 #ifndef GDN_CHECK_H
 #define GDN_CHECK_H
 
@@ -37,6 +38,9 @@ typedef enum {
 
 // The name that begins every message; main may set it.
 static const char *program_name MAYBE_UNUSED = "train_gdn";
+
+// Which process of several this is (comm.h). Warnings are rank 0's alone: all ranks would say the same.
+static int program_rank MAYBE_UNUSED = 0;
 
 typedef struct {
   int code;         // an ExitCode, 0 while nothing is wrong
@@ -73,7 +77,10 @@ PRINTF_LIKE(2, 3) static void fail(int code, const char *fmt, ...) {
   va_end(args);
   error_flatten(text);
   fflush(stdout);
-  fprintf(stderr, "%s: error: %s\n", program_name, text);
+  if (program_rank)
+    fprintf(stderr, "%s: error: %s (rank %d)\n", program_name, text, program_rank);
+  else
+    fprintf(stderr, "%s: error: %s\n", program_name, text);
   fflush(stderr);
   exit(code);
 }
@@ -89,6 +96,7 @@ fail_error(const Error *err) {
 PRINTF_LIKE(1, 2) static void warn(const char *fmt, ...) {
   char text[2048];
   va_list args;
+  if (program_rank) return;
   va_start(args, fmt);
   vsnprintf(text, sizeof text, fmt, args);
   va_end(args);

@@ -825,6 +825,17 @@ static MAYBE_UNUSED int checkpoint_init_from(const char *dir, const Config *c, c
 // ----------------------------------------------------------------------------
 // housekeeping
 
+// 1 while a process runs; one that has ended and that nobody has asked after (a zombie) does not.
+static MAYBE_UNUSED int process_runs(long pid) {
+  char path[64], line[512];
+  if (kill((pid_t)pid, 0) && errno != EPERM) return 0;
+  snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+  FILE *f = fopen(path, "r");
+  const char *state = f && fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
+  if (f) fclose(f);
+  return !state || state[1] != ' ' || state[2] != 'Z';
+}
+
 static MAYBE_UNUSED void checkpoint_clean(const char *out, CheckpointNote note, void *note_ctx) {
   DIR *dir = opendir(out);
   struct dirent *e;
@@ -834,7 +845,7 @@ static MAYBE_UNUSED void checkpoint_clean(const char *out, CheckpointNote note, 
     if (strncmp(e->d_name, ".tmp-", 5) || !dash || path_join(path, out, e->d_name, NULL)) continue;
     // A process with our own number left it before we began: containers start at the same number again and again.
     long pid = strtol(dash + 1, NULL, 10);
-    if (pid > 0 && pid != (long)getpid() && (!kill((pid_t)pid, 0) || errno == EPERM)) continue;
+    if (pid > 0 && pid != (long)getpid() && process_runs(pid)) continue;
     if (folder_remove(path, 1))
       checkpoint_tell(note, note_ctx, "%s: left by an earlier run, cannot be removed: %s", path, strerror(errno));
     else

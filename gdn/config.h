@@ -25,7 +25,12 @@
 // the configuration
 
 typedef enum { MIX_GDN, MIX_GDN2, MIX_KDA, MIX_DELTANET, MIX_MAMBA2, MIX_SWA, MIX_ATTN, MIX_COUNT } Mixer;
-typedef enum { GATE_AUTO, GATE_SILU, GATE_SIGMOID, GATE_NONE } OutputGate;  // auto: what the mixer's paper uses
+typedef enum {
+  OUTPUT_GATE_AUTO,
+  OUTPUT_GATE_SILU,
+  OUTPUT_GATE_SIGMOID,
+  OUTPUT_GATE_NONE
+} OutputGate;  // auto: what the mixer's paper uses
 typedef enum { NORM_L2, NORM_L1 } QKNorm;
 typedef enum { PER_CHANNEL, PER_HEAD } GateWidth;  // GDN-2's erase and write gates; PER_HEAD: channel mean, broadcast
 
@@ -88,9 +93,9 @@ static inline int config_has_mixer(const Config *c, Mixer m) {
 
 // The gate that a layer really has: fla's and the papers' defaults (models.md 1.2 to 1.5).
 static inline OutputGate config_output_gate(const Config *c, Mixer m) {
-  if (c->output_gate != GATE_AUTO) return c->output_gate;
-  if (m == MIX_DELTANET) return GATE_NONE;
-  return m == MIX_KDA ? GATE_SIGMOID : GATE_SILU;
+  if (c->output_gate != OUTPUT_GATE_AUTO) return c->output_gate;
+  if (m == MIX_DELTANET) return OUTPUT_GATE_NONE;
+  return m == MIX_KDA ? OUTPUT_GATE_SIGMOID : OUTPUT_GATE_SILU;
 }
 static inline int config_has_decay(const Config *c, Mixer m) {
   return m == MIX_MAMBA2 || (m != MIX_DELTANET && c->decay);
@@ -106,7 +111,7 @@ static inline Config config_default(void) {
   c.attn_heads = 2, c.attn_kv_heads = 2, c.attn_head_dim = 32, c.window = 2048, c.rope_theta = 10000.0;
   c.mamba_state = 128, c.mamba_head = 64, c.mamba_expand = 2, c.mamba_groups = 1;
   c.conv_size = 4, c.norm_eps = 1e-5, c.l2_eps = 1e-6;
-  c.beta_max = 1, c.output_gate = GATE_AUTO, c.output_norm = 1, c.qk_norm = NORM_L2, c.decay = 1;
+  c.beta_max = 1, c.output_gate = OUTPUT_GATE_AUTO, c.output_norm = 1, c.qk_norm = NORM_L2, c.decay = 1;
   c.erase = PER_CHANNEL, c.write = PER_CHANNEL, c.kda_lower_bound = 0;
   c.boundary_reset = 0, c.bos = 1;
   return c;
@@ -218,6 +223,7 @@ typedef struct {
   int64_t attn_norm, mlp_norm;  // [d]
   int64_t in_proj;              // [in_rows, d]: all projections of the mixer's input, packed
   int in_rows;                  // rows with padding: the leading dimension of the product's output
+  int in_used;                  // rows without padding
   int q, k, v, gate, a, b, w,
       f;          // first column of each part, -1: absent. mamba2: gate = z, v = x, k = B, q = C, a = dt
   int conv_cols;  // channels of the short convolution, from column conv_first on
@@ -287,6 +293,7 @@ static inline int param_add_packed(ParamTable *t, LayerLayout *l, int layer, con
 
 static inline void param_close_packed(ParamTable *t, LayerLayout *l, int layer, int width) {
   int pad = (8 - l->in_rows % 8) % 8;
+  l->in_used = l->in_rows;
   if (pad) param_add_spec(t, layer, "", INIT_PAD, 0, pad, width, 0);
   l->in_rows += pad;
 }
@@ -294,7 +301,8 @@ static inline void param_close_packed(ParamTable *t, LayerLayout *l, int layer, 
 static inline void param_add_delta(ParamTable *t, LayerLayout *l, const Config *c, int i) {
   Mixer m = l->mixer;
   int d = c->width, key = c->heads * c->head_k, val = c->v_heads * c->head_v;
-  int channel = mixer_channel_decay(m), decay = config_has_decay(c, m), gated = config_output_gate(c, m) != GATE_NONE;
+  int channel = mixer_channel_decay(m), decay = config_has_decay(c, m),
+      gated = config_output_gate(c, m) != OUTPUT_GATE_NONE;
   InitKind lin = m == MIX_GDN2 ? INIT_XAVIER : INIT_LINEAR;
   l->q = param_add_packed(t, l, i, "attn.q_proj.weight", lin, key, d);
   l->k = param_add_packed(t, l, i, "attn.k_proj.weight", lin, key, d);
@@ -304,10 +312,12 @@ static inline void param_add_delta(ParamTable *t, LayerLayout *l, const Config *
     if (decay) l->a = param_add_packed(t, l, i, "attn.a_proj.weight", lin, c->v_heads, d);
     l->b = param_add_packed(t, l, i, "attn.b_proj.weight", lin, c->v_heads, d);
   } else {
-    l->b = param_add_packed(t, l, i, "attn.b_proj.weight", lin, m == MIX_GDN2 ? key : c->v_heads, d);
+    if (m == MIX_GDN2) l->b = param_add_packed(t, l, i, "attn.b_proj.weight", lin, key, d);
     if (m == MIX_GDN2) l->w = param_add_packed(t, l, i, "attn.w_proj.weight", lin, val, d);
     if (decay) l->f = param_add_packed(t, l, i, "attn.f_proj.0.weight", lin, c->head_v, d);
     if (gated) l->gate = param_add_packed(t, l, i, "attn.g_proj.0.weight", lin, c->head_v, d);
+    // the narrow one last: the parts before it then start at multiples of 8 columns
+    if (m == MIX_KDA) l->b = param_add_packed(t, l, i, "attn.b_proj.weight", lin, c->v_heads, d);
   }
   param_close_packed(t, l, i, d);
   l->conv_first = 0;

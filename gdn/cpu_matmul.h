@@ -13,6 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include "check.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #if defined(__AVX512F__)
 enum { VEC_BYTES = 64, TILE_ROWS = 12 };  // 24 accumulators of 32 registers
@@ -81,25 +84,35 @@ static MAYBE_UNUSED void matmul_small(real *c, int64_t ldc, const real *a, int64
 static MAYBE_UNUSED void matmul(real *c, int64_t ldc, const real *a, int64_t ars, int64_t acs, const real *b,
                                 int64_t brs, int64_t bcs, int64_t m, int64_t n, int64_t k, real beta) {
   int64_t panels = (n + TILE_COLS - 1) / TILE_COLS, m_blocks = (m + BLOCK_M - 1) / BLOCK_M;
-  int64_t group = (panels + 63) / 64 > 1 ? 16 : (panels + 3) / 4;  // panels of B that one task covers
-  if (group < 1) group = 1;
-  int64_t groups = (panels + group - 1) / group;
+  // a task is a block of rows of A and a group of panels of B; every further group packs the same rows of A again, so
+  // there are only as many as give each thread some four tasks
+#ifdef _OPENMP
+  int64_t tasks = omp_get_max_threads() > 1 ? 4 * omp_get_max_threads() : 1;
+#else
+  int64_t tasks = 1;
+#endif
+  int64_t groups = (tasks + m_blocks - 1) / (m_blocks ? m_blocks : 1);
+  int64_t group = groups < panels ? (panels + groups - 1) / groups : 1;  // panels in each
+  groups = (panels + group - 1) / group;
   real *packed_b = (real *)alloc_array(panels * TILE_COLS * BLOCK_K, sizeof(real), "matrix product");
-  if (k == 0 && beta == 0)
-    for (int64_t i = 0; i < m; i++) memset(c + i * ldc, 0, (size_t)n * sizeof(real));
-  for (int64_t p0 = 0; p0 < k; p0 += BLOCK_K) {
-    int64_t kb = k - p0 < BLOCK_K ? k - p0 : BLOCK_K;
-    real scale = p0 ? 1 : beta;
+  if (k == 0)
+    for (int64_t i = 0; i < m; i++)
+      for (int64_t j = 0; j < n; j++) c[i * ldc + j] = beta == 0 ? 0 : beta * c[i * ldc + j];
 #pragma omp parallel
-    {
-      real *packed_a = (real *)alloc_array((int64_t)BLOCK_M * BLOCK_K, sizeof(real), "matrix product");
+  {
+    real *packed_a = (real *)alloc_array((int64_t)BLOCK_M * BLOCK_K, sizeof(real), "matrix product");
+    for (int64_t p0 = 0; p0 < k; p0 += BLOCK_K) {
+      int64_t kb = k - p0 < BLOCK_K ? k - p0 : BLOCK_K;
+      real scale = p0 ? 1 : beta;
 #pragma omp for schedule(static)
       for (int64_t j = 0; j < panels; j++) {  // panel j of B: [kb][TILE_COLS], zeros beyond n
         real *dst = packed_b + j * TILE_COLS * BLOCK_K;
         int64_t cols = n - j * TILE_COLS < TILE_COLS ? n - j * TILE_COLS : TILE_COLS;
         const real *src = b + p0 * brs + j * TILE_COLS * bcs;
         if (cols < TILE_COLS) memset(dst, 0, (size_t)(kb * TILE_COLS) * sizeof(real));
-        if (bcs == 1)
+        if (bcs == 1 && cols == TILE_COLS)
+          for (int64_t p = 0; p < kb; p++) memcpy(dst + p * TILE_COLS, src + p * brs, TILE_COLS * sizeof(real));
+        else if (bcs == 1)
           for (int64_t p = 0; p < kb; p++) memcpy(dst + p * TILE_COLS, src + p * brs, (size_t)cols * sizeof(real));
         else
           for (int64_t x = 0; x < cols; x++)
@@ -113,11 +126,16 @@ static MAYBE_UNUSED void matmul(real *c, int64_t ldc, const real *a, int64_t ars
             real *dst = packed_a + i * BLOCK_K;
             int64_t r = rows - i < TILE_ROWS ? rows - i : TILE_ROWS;
             const real *src = a + (i0 + i) * ars + p0 * acs;
-            if (ars == 1)
+            if (ars == 1 && r == TILE_ROWS)
+              for (int64_t p = 0; p < kb; p++) memcpy(dst + p * TILE_ROWS, src + p * acs, TILE_ROWS * sizeof(real));
+            else if (ars == 1)
               for (int64_t p = 0; p < kb; p++) {
                 for (int64_t x = 0; x < r; x++) dst[p * TILE_ROWS + x] = src[x + p * acs];
                 for (int64_t x = r; x < TILE_ROWS; x++) dst[p * TILE_ROWS + x] = 0;
               }
+            else if (r == TILE_ROWS)
+              for (int64_t p = 0; p < kb; p++)
+                for (int64_t x = 0; x < TILE_ROWS; x++) dst[p * TILE_ROWS + x] = src[x * ars + p * acs];
             else
               for (int64_t x = 0; x < TILE_ROWS; x++)
                 for (int64_t p = 0; p < kb; p++) dst[p * TILE_ROWS + x] = x < r ? src[x * ars + p * acs] : 0;
@@ -139,8 +157,8 @@ static MAYBE_UNUSED void matmul(real *c, int64_t ldc, const real *a, int64_t ars
               }
             }
         }
-      free(packed_a);
     }
+    free(packed_a);
   }
   free(packed_b);
 }

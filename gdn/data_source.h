@@ -2,6 +2,8 @@
 // `rows` samples; step s (from 0) takes the positions s*rows .. (s+1)*rows-1 of a stateless order, so that the whole
 // state of the loader is one integer, and a resumed run sees what an uninterrupted one would have seen.
 //
+// Of several ranks each takes its own part of a step's rows: rank r of R those at s*rows + r*rows/R and after.
+//
 // A row is T tokens and T targets; a target is the token after, or -1 where none is counted.
 //
 // defines: DataSource, data_source_open_shards, data_source_open_recall, data_source_sample, data_source_read,
@@ -90,15 +92,19 @@ static inline int data_source_read(DataSource *d, int64_t first, int64_t rows, i
 
 typedef struct {
   DataSource *source;
-  int64_t rows, next;  // rows of a step; the step that is being read ahead, -1: none
+  int64_t rows, next;     // own rows of a step; the step that is being read ahead, -1: none
+  int64_t total, offset;  // rows of a step over all ranks, the first own one
   Prefetch prefetch;
   int32_t *raw;      // [rows, T+1]
   int64_t *indices;  // [rows]
 } StepLoader;
 
-static inline int loader_start(StepLoader *l, DataSource *source, int64_t rows, Error *err) {
+// Of the `total` rows of a step, those from `offset` on are this rank's `rows`.
+static inline int loader_start(StepLoader *l, DataSource *source, int64_t total, int64_t offset, int64_t rows,
+                               Error *err) {
   memset(l, 0, sizeof *l);
   l->source = source, l->rows = rows, l->next = -1;
+  l->total = total, l->offset = offset;
   if (source->recall) return 0;
   l->raw = (int32_t *)alloc_array(rows * ((int64_t)source->T + 1), sizeof *l->raw, "rows of a step");
   l->indices = (int64_t *)alloc_array(rows, sizeof *l->indices, "rows of a step");
@@ -113,7 +119,7 @@ static inline void loader_stop(StepLoader *l) {
 }
 
 static inline void loader_request(StepLoader *l, int64_t step) {
-  for (int64_t r = 0; r < l->rows; r++) l->indices[r] = data_source_sample(l->source, step * l->rows + r);
+  for (int64_t r = 0; r < l->rows; r++) l->indices[r] = data_source_sample(l->source, step * l->total + l->offset + r);
   prefetch_request(&l->prefetch, l->indices, l->rows);
   l->next = step;
 }
@@ -123,7 +129,7 @@ static inline void loader_request(StepLoader *l, int64_t step) {
 static inline int loader_take(StepLoader *l, int64_t step, int32_t *tokens, int32_t *targets, StopWatch *stop,
                               Error *err) {
   int64_t T = l->source->T;
-  if (l->source->recall) return data_source_read(l->source, step * l->rows, l->rows, tokens, targets, err);
+  if (l->source->recall) return data_source_read(l->source, step * l->total + l->offset, l->rows, tokens, targets, err);
   if (l->next >= 0 && l->next != step) {  // another step was read ahead: drop it
     Error ignored;
     prefetch_take(&l->prefetch, NULL, &ignored);

@@ -82,10 +82,14 @@ typedef struct {
   int64_t (*activation)(Engine *e, const char *name, double *dst, int64_t max);
   void (*synchronize)(Engine *e);
   int64_t (*memory_bytes)(const Engine *e);  // allocated by create
+  // NULL, or: tells the scale that backward will be called with, before the forward (0: not known). An engine that
+  // knows it computes the head's gradient while the logits exist, adding to the gradients in the forward already.
+  void (*loss_scale)(Engine *e, double scale);
 } EngineApi;
 
 extern const EngineApi engine_cpu_f32;  // train_gdn.c
 extern const EngineApi engine_cpu_f64;  // the same file with real = double
+extern const EngineApi engine_cpu_bf16;  // the same file, rounding what the GPU keeps in bf16: the CUDA engine's yardstick
 extern const EngineApi engine_cuda;     // train_gdn.cu
 
 #ifdef __cplusplus

@@ -161,9 +161,10 @@ static inline int eval_command(const EngineApi *api, Options *o, Error *err) {
     code = evaluate(&v, api, m.engine, &source, rows, o->batch, has_tokenizer ? &tokenizer : NULL, &stop, err);
     if (!code) eval_print(&v, &s, o->val, rows);
     if (!code && source.recall) {
-      double accuracy;
-      code = evaluate_recall(&accuracy, api, m.engine, &source, m.config.vocab, rows, o->batch, &stop, err);
-      if (!code) printf("recall %.2f%% of %lld answers\n", 100 * accuracy, (long long)v.counted);
+      int64_t right, all;
+      code = evaluate_recall(&right, &all, 0, 1, api, m.engine, &source, m.config.vocab, rows, o->batch, &stop, err);
+      if (!code)
+        printf("recall %.2f%% of %lld answers\n", all ? 100.0 * (double)right / (double)all : 0, (long long)all);
     }
     if (!code && !isfinite(evaluation_loss(&v)))
       code = error_set(err, EXIT_DIVERGED, "%s: the loss is not finite: the model is broken", s.path);

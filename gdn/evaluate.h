@@ -9,6 +9,7 @@
 #include "data_source.h"
 #include "engine.h"
 #include "tokenizer.h"
+#include "watchdog.h"
 
 typedef struct {
   double loss_sum;          // nats, over the counted targets
@@ -16,11 +17,12 @@ typedef struct {
   int T, buckets;           // positions of a row are split evenly into buckets, 0: none
   double *bucket_sum;       // [buckets]
   int64_t *bucket_counted;  // [buckets]
+  int part, parts;          // of several ranks, each evaluates micro-batches part, part + parts, ...
 } Evaluation;
 
 static inline void evaluation_start(Evaluation *v, int T, int buckets) {
   memset(v, 0, sizeof *v);
-  v->T = T, v->buckets = buckets < T ? buckets : T;
+  v->T = T, v->buckets = buckets < T ? buckets : T, v->parts = 1;
   if (!buckets) return;
   v->bucket_sum = (double *)alloc_zeroed(buckets, sizeof(double), "losses by position");
   v->bucket_counted = (int64_t *)alloc_zeroed(buckets, sizeof(int64_t), "losses by position");
@@ -68,8 +70,8 @@ static inline void evaluation_add_positions(Evaluation *v, const EngineApi *api,
       }
 }
 
-// Rows 0 .. rows-1 of an ordered source, `batch` at a time, added to v. tokenizer: to count bytes, NULL: not known.
-// Returns 0, EXIT_STOPPED when a stop was asked for (v is then of no use), or EXIT_DATA.
+// Rows 0 .. rows-1 of an ordered source, `batch` at a time, added to v (its part of them). tokenizer: to count bytes,
+// NULL: not known. Returns 0, EXIT_STOPPED when a stop was asked for (v is then of no use), or EXIT_DATA.
 static inline int evaluate(Evaluation *v, const EngineApi *api, Engine *e, DataSource *source, int64_t rows, int batch,
                            const Tokenizer *tokenizer, StopWatch *stop, Error *err) {
   int64_t T = source->T, N = (int64_t)batch * T;
@@ -77,8 +79,9 @@ static inline int evaluate(Evaluation *v, const EngineApi *api, Engine *e, DataS
   int32_t *targets = (int32_t *)alloc_array(N, sizeof(int32_t), "a batch of validation rows");
   float *losses = v->buckets ? (float *)alloc_array(N, sizeof(float), "losses by position") : NULL;
   int code = 0;
-  for (int64_t first = 0; first < rows && !code; first += batch) {
+  for (int64_t first = (int64_t)v->part * batch; first < rows && !code; first += (int64_t)v->parts * batch) {
     int n = rows - first < batch ? (int)(rows - first) : batch;
+    watchdog_progress();
     if (stop && stop_requested(stop)) code = EXIT_STOPPED;
     if (!code) code = data_source_read(source, first, n, tokens, targets, err);
     if (code) break;
@@ -94,15 +97,19 @@ static inline int evaluate(Evaluation *v, const EngineApi *api, Engine *e, DataS
   return code;
 }
 
-// The share of counted targets of rows 0 .. rows-1 whose logit is the largest. *accuracy in 0..1. Returns as evaluate.
-static inline int evaluate_recall(double *accuracy, const EngineApi *api, Engine *e, DataSource *source, int vocab,
-                                  int64_t rows, int batch, StopWatch *stop, Error *err) {
-  int64_t T = source->T, N = (int64_t)batch * T, right = 0, counted = 0;
+// Counts the targets of rows 0 .. rows-1 (those of micro-batches part, part + parts, ...) and those whose logit is the
+// largest. Returns as evaluate.
+static inline int evaluate_recall(int64_t *right, int64_t *counted, int part, int parts, const EngineApi *api,
+                                  Engine *e, DataSource *source, int vocab, int64_t rows, int batch, StopWatch *stop,
+                                  Error *err) {
+  int64_t T = source->T, N = (int64_t)batch * T;
   int32_t *tokens = (int32_t *)alloc_array(N, sizeof(int32_t), "a batch of validation rows");
   int32_t *targets = (int32_t *)alloc_array(N, sizeof(int32_t), "a batch of validation rows");
   float *logits = (float *)alloc_array(vocab, sizeof(float), "logits");
   int code = 0;
-  for (int64_t first = 0; first < rows && !code; first += batch) {
+  *right = *counted = 0;
+  for (int64_t first = (int64_t)part * batch; first < rows && !code; first += (int64_t)parts * batch) {
+    watchdog_progress();
     int n = rows - first < batch ? (int)(rows - first) : batch;
     if (stop && stop_requested(stop)) code = EXIT_STOPPED;
     if (!code) code = data_source_read(source, first, n, tokens, targets, err);
@@ -116,11 +123,10 @@ static inline int evaluate_recall(double *accuracy, const EngineApi *api, Engine
         if (logits[j] > logits[best]) best = j;
         finite &= isfinite(logits[j]) != 0;
       }
-      right += finite && best == targets[i];
-      counted++;
+      *right += finite && best == targets[i];
+      ++*counted;
     }
   }
-  *accuracy = counted ? (double)right / (double)counted : 0;
   free(tokens);
   free(targets);
   free(logits);

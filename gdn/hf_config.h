@@ -256,9 +256,9 @@ static inline const char *hf_model_type(const Config *c) {
   if (base == MIX_COUNT) return swa && attn ? "train_gdn" : "transformer";
   OutputGate gate = config_output_gate(c, (Mixer)base);
   if (!c->output_norm || c->qk_norm != NORM_L2 || c->l2_eps != 1e-6) return "train_gdn";
-  if (base == MIX_DELTANET) return c->v_heads == c->heads && gate != GATE_SIGMOID ? "delta_net" : "train_gdn";
+  if (base == MIX_DELTANET) return c->v_heads == c->heads && gate != OUTPUT_GATE_SIGMOID ? "delta_net" : "train_gdn";
   if (!c->decay) return "train_gdn";
-  if (base == MIX_KDA) return gate == GATE_SIGMOID ? "kda" : "train_gdn";
+  if (base == MIX_KDA) return gate == OUTPUT_GATE_SIGMOID ? "kda" : "train_gdn";
   return "gated_deltanet";
 }
 
@@ -321,7 +321,7 @@ static inline json_t *hf_config_make(const Config *c, int seq_len, int eos, int 
       json_object_set_new(j, "use_short_conv", json_boolean(c->conv_size > 0));
       json_object_set_new(j, "conv_size", json_integer(c->conv_size ? c->conv_size : 4));
       json_object_set_new(j, "allow_neg_eigval", json_boolean(c->beta_max == 2));
-      if (base != MIX_KDA) json_object_set_new(j, "use_gate", json_boolean(gate != GATE_NONE));
+      if (base != MIX_KDA) json_object_set_new(j, "use_gate", json_boolean(gate != OUTPUT_GATE_NONE));
       if (base == MIX_DELTANET) {
         json_object_set_new(j, "expand_k", json_real((double)c->heads * c->head_k / c->width));
         json_object_set_new(j, "expand_v", json_real((double)c->heads * c->head_v / c->width));
@@ -335,7 +335,7 @@ static inline json_t *hf_config_make(const Config *c, int seq_len, int eos, int 
         json_object_set_new(j, "expand_v", json_real(hf_ratio(c->head_v, c->head_k)));
       }
       if (base == MIX_GDN)
-        json_object_set_new(j, "output_gate_activation", json_string(gate == GATE_SIGMOID ? "sigmoid" : "swish"));
+        json_object_set_new(j, "output_gate_activation", json_string(gate == OUTPUT_GATE_SIGMOID ? "sigmoid" : "swish"));
       if (base == MIX_KDA) {
         json_object_set_new(j, "safe_gate", json_false());
         json_object_set_new(j, "lower_bound", c->kda_lower_bound ? json_real(c->kda_lower_bound) : json_null());
@@ -580,7 +580,7 @@ static inline int hf_config_from_fla(const json_t *j, Config *c, const char *pat
       fla_need_text(&r, "qk_norm", "l2", NULL);
       double expand_k = fla_real(&r, "expand_k", 1.0);
       if (c->heads > 0) key = c->width * expand_k / c->heads, value = c->width * expand_v / c->heads;
-      c->output_gate = fla_bool(&r, "use_gate", 0) ? GATE_SILU : GATE_AUTO;
+      c->output_gate = fla_bool(&r, "use_gate", 0) ? OUTPUT_GATE_SILU : OUTPUT_GATE_AUTO;
     } else {
       key = fla_int(&r, "head_dim", base == MIX_GDN ? 256 : 128), value = key * expand_v;
     }
@@ -588,7 +588,7 @@ static inline int hf_config_from_fla(const json_t *j, Config *c, const char *pat
       const char *act = json_string_value(json_object_get(j, "output_gate_activation"));
       int sigmoid = act && !strcmp(act, "sigmoid");
       if (!sigmoid) fla_need_text(&r, "output_gate_activation", "swish", "silu");
-      c->output_gate = !fla_bool(&r, "use_gate", 1) ? GATE_NONE : sigmoid ? GATE_SIGMOID : GATE_AUTO;
+      c->output_gate = !fla_bool(&r, "use_gate", 1) ? OUTPUT_GATE_NONE : sigmoid ? OUTPUT_GATE_SIGMOID : OUTPUT_GATE_AUTO;
     }
     if (base == MIX_KDA) c->kda_lower_bound = fla_real(&r, "lower_bound", 0.0);
     c->head_k = key >= 0 && key < 1e6 ? (int)(key + 0.5) : 0,

@@ -57,11 +57,13 @@ static MAYBE_UNUSED void model_write(void *ctx, int arena, int64_t first, int64_
 
 #define MODEL_PIECE ((int64_t)1 << 20)  // elements that are moved at a time
 
-// Zeros one arena.
+// Zeros one arena of moments, the own shard.
 static inline void model_clear(Model *m, Arena a) {
   float *zero = (float *)alloc_zeroed(MODEL_PIECE, sizeof(float), "a piece of weights");
-  for (int64_t at = 0; at < m->table.total; at += MODEL_PIECE) {
-    int64_t n = m->table.total - at < MODEL_PIECE ? m->table.total - at : MODEL_PIECE;
+  int64_t first = m->settings.shard_count ? m->settings.shard_first : 0;
+  int64_t end = m->settings.shard_count ? first + m->settings.shard_count : m->table.total;
+  for (int64_t at = first; at < end; at += MODEL_PIECE) {
+    int64_t n = end - at < MODEL_PIECE ? end - at : MODEL_PIECE;
     m->api->write(m->engine, a, at, n, zero);
   }
   free(zero);

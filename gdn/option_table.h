@@ -59,6 +59,7 @@ typedef struct {
   char init_from[OPTION_PATH_SIZE];      // "" none
   double stop_after;                     // seconds, 0: never
   int max_skips;
+  double hang_timeout;  // seconds, 0: by what was measured
   // sampling
   char prompt[TEXT_SIZE];
   int num_tokens, top_k, samples;  // top_k 0: off
@@ -262,6 +263,8 @@ static const Option option_table[] = {
      "save and stop after this time, such as 3h50m or 90s, 0 for never; exit code 75, run again with resume"},
     {"max-skips", GROUP_CHECKPOINT, OPT_INT, AT(max_skips), "5", 1, 1 << 20, NULL, "STEPS", NULL,
      "steps in a row with a loss or gradient that is not finite, after which the run ends with exit code 78"},
+    {"hang-timeout", GROUP_CHECKPOINT, OPT_DURATION, AT(hang_timeout), "0", 0, 31536000.0, NULL, "TIME", NULL,
+     "no progress for this long ends the run with exit code 76; 0: 10 times what is usual, at least 60s"},
 
     {"prompt", GROUP_SAMPLING, OPT_LONG_TEXT, AT(prompt), "", 0, 0, NULL, "TEXT", NULL,
      "text to go on from; without a tokenizer, token ids; empty: BOS"},

@@ -10,6 +10,7 @@
 #include "sampler.h"
 #include "signals.h"
 #include "tokenizer.h"
+#include "watchdog.h"
 
 #define SAMPLE_PIECE ((int64_t)256)  // tokens of the prompt in one forward
 
@@ -107,6 +108,7 @@ static inline int sample_generate(Model *m, const SampleJob *job, int64_t number
       }
       fflush(f);
     }
+    watchdog_progress();
     if (stop && stop_requested(stop)) code = EXIT_STOPPED;
     if (*n < job->num_tokens && !code) {
       m->api->forward(m->engine, &id, NULL, 1, 1, ENGINE_CARRY);

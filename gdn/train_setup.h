@@ -71,7 +71,7 @@ static inline int source_probe(DataSource *d, Error *err) {
 static inline int trainer_open_data(Trainer *t, Error *err) {
   const Options *o = t->o;
   const Config *c = &t->model.config;
-  int code = source_open(&t->train, o, c, o->train, 0, t->rows, err);
+  int code = source_open(&t->train, o, c, o->train, 0, t->rows, err);  // the same on every rank
   if (!code && o->val[0]) {
     t->has_val = 1;
     code = source_open(&t->val, o, c, o->val, 1, 1, err);
@@ -163,6 +163,20 @@ static inline int trainer_settings(Trainer *t, const EngineApi *api, EngineSetti
     sample_free(&job);
     if (code) return code;
   }
+  if (t->comm->size > 1) {
+    ParamTable table = param_table_build(&t->model.config);
+    int64_t blocks = table.total / COMM_ALIGN;
+    comm_shard(table.total, t->comm->size, t->comm->rank, &s->shard_first, &s->shard_count);
+    param_table_free(&table);
+    if (blocks < t->comm->size)
+      return error_set(err, EXIT_CONFIG,
+                       "%d ranks for a model of %lld parameters: there is nothing for the last ones to hold; use at "
+                       "most %lld ranks",
+                       t->comm->size, (long long)(blocks * COMM_ALIGN), (long long)blocks);
+    if (api->on_device)
+      return error_set(err, EXIT_CONFIG, "%d ranks: the engine %s runs as one rank only; start it without mpirun",
+                       t->comm->size, api->name);
+  }
   return api->check(&t->model.config, s, err);
 }
 
@@ -219,9 +233,11 @@ static inline int trainer_load_state(Trainer *t, const CheckpointInfo *info, Err
   int64_t skips = 0;
   int code = trainer_check_resume(t, info, &skips, err);
   if (!code && strcmp(t->o->resume, "auto")) code = run_check_newest(&t->plan, info->step, err);
-  if (!code)
-    code = checkpoint_load(t->plan.from, &m->config, &m->table, 0, 0, LOAD_PARAMS | LOAD_MOMENTS, model_write, m, err);
-  if (code) return code;
+  if (!code)  // every rank reads its own shard
+    code = checkpoint_load(t->plan.from, &m->config, &m->table, m->settings.shard_first, m->settings.shard_count,
+                           LOAD_PARAMS | LOAD_MOMENTS, model_write, m, err);
+  if ((code = train_agree(t, "how the loading went", code, err))) return code;
+  train_gather_weights(t);
   t->step = info->step, t->skipped = info->skipped, t->skips_in_row = (int)skips;
   char name[CHECKPOINT_PATH_MAX];
   struct stat here, there;  // is it one of this run's own?
@@ -246,22 +262,45 @@ static inline int trainer_fill_model(Trainer *t, const CheckpointInfo *info, Err
 // ----------------------------------------------------------------------------
 // the run's folder
 
-// The folder, made if need be, its lock, and from here on the requests to stop.
+// The folder, made if need be, and its lock, which rank 0 holds for all; from here on the requests to stop, of which
+// rank 0 sees the file STOP and the clock, every rank its signals; and the watchdog.
 static inline int trainer_open_run(Trainer *t, Error *err) {
   const Options *o = t->o;
-  int code = run_folder_make(&t->plan, err);
-  if (!code) code = runlock_acquire(&t->lock, t->plan.out, err);
-  if (code) return code;
+  int code = 0, first = t->comm->rank == 0;
+  if (first) code = run_folder_make(&t->plan, err);
+  if (first && !code) code = runlock_acquire(&t->lock, t->plan.out, err);
+  if ((code = train_agree(t, "the run's folder", code, err))) return code;
+  comm_broadcast(t->comm, "the run's folder", t->plan.out, sizeof t->plan.out, 0);
   if (t->lock.note[0]) printf("%s\n", t->lock.note);
-  checkpoint_clean(t->plan.out, NULL, NULL);
-  stop_watch_start(&t->stop, t->plan.out, o->stop_after);
+  if (first) checkpoint_clean(t->plan.out, NULL, NULL);
+  stop_watch_start(&t->stop, first ? t->plan.out : NULL, first ? o->stop_after : 0);
+  watchdog_start(t->comm, t->plan.out, o->hang_timeout);
   return 0;
+}
+
+// A folder that only some machines can see is refused before it costs a save.
+static inline int trainer_check_shared(Trainer *t, Error *err) {
+  int code = 0;
+  if (!folder_has(t->plan.out, "run.lock"))
+    code = error_set(err, EXIT_CHECKPOINT,
+                     "--out %s: this rank's machine cannot see what rank 0 wrote there: use a folder that all machines "
+                     "share",
+                     t->plan.out);
+  return train_agree(t, "whether the folder is shared", code, err);
 }
 
 static inline int trainer_start_records(Trainer *t, Error *err) {
   const Options *o = t->o;
-  int code = log_open(&t->log, t->plan.out, t->plan.resumes ? t->step : -1, err);
-  if (code) return code;
+  int code = 0;
+  int64_t known[2] = {-1, t->saved_step};
+  if (t->comm->rank == 0)
+    code = log_open(&t->log, t->plan.out, t->plan.resumes ? t->step : -1, err);
+  else
+    t->log.fd = -1;  // rank 0 keeps the log
+  if ((code = train_agree(t, "the log", code, err))) return code;
+  known[0] = t->log.last_eval;
+  comm_broadcast(t->comm, "what was done before", known, sizeof known, 0);
+  t->log.last_eval = known[0], t->saved_step = known[1];
   CheckpointSettings *s = &t->checkpoints;
   s->out = t->plan.out;
   s->tokenizer = !strcmp(t->tokenizer_kind, "file") ? o->tokenizer : NULL;
@@ -270,16 +309,18 @@ static inline int trainer_start_records(Trainer *t, Error *err) {
   s->eos = t->has_tokenizer ? t->tokenizer.eos : t->train.recall ? -1 : t->train.set.eos;
   s->pad = -1;
   snprintf(t->build, sizeof t->build, "train_gdn %s, %.60s", t->model.api->name, __VERSION__);
-  t->writer = checkpoint_writer_start(s, &t->model.config, &t->model.table);
-  int64_t N = t->rows * o->seq_len;
+  saver_start(&t->saver, t->comm, s, &t->model.config, &t->model.table);
+  int64_t N = t->own_rows * o->seq_len;
   t->tokens = (int32_t *)alloc_array(N, sizeof(int32_t), "rows of a step");
   t->targets = (int32_t *)alloc_array(N, sizeof(int32_t), "rows of a step");
   t->schedule = options_schedule(o);
-  return loader_start(&t->loader, &t->train, t->rows, err);
+  code = loader_start(&t->loader, &t->train, t->rows, t->comm->rank * t->own_rows, t->own_rows, err);
+  return train_agree(t, "the reading of data", code, err);
 }
 
 static inline void trainer_close(Trainer *t) {
-  if (t->writer) checkpoint_writer_stop(t->writer);
+  watchdog_stop();
+  saver_stop(&t->saver);
   loader_stop(&t->loader);
   if (t->log.path[0]) log_close(&t->log);
   if (t->lock.path[0]) runlock_release(&t->lock);

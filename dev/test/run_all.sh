@@ -13,6 +13,7 @@ rm -rf "$logs" && mkdir -p "$logs"
 # the longest first, so that two cores finish together
 list="test_gdn|./test_gdn
 test_trainer|$python dev/test/test_trainer.py
+test_ranks|$python dev/test/test_ranks.py
 test_layers_f64|$build/test_layers_f64
 test_layers_f32|$build/test_layers_f32
 test_checkpoint|$build/test_checkpoint

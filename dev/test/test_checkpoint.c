@@ -418,7 +418,7 @@ static void test_other_model(void) {
   } changes[] = {
       {"width", offsetof(Config, width), 64},      {"vocab", offsetof(Config, vocab), 62},
       {"head_v", offsetof(Config, head_v), 24},    {"window", offsetof(Config, window), 8},
-      {"tied", offsetof(Config, tied), 1},         {"output_gate", offsetof(Config, output_gate), GATE_SIGMOID},
+      {"tied", offsetof(Config, tied), 1},         {"output_gate", offsetof(Config, output_gate), OUTPUT_GATE_SIGMOID},
       {"beta_max", offsetof(Config, beta_max), 2}, {"layers", offsetof(Config, layers), 4}};
   for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
     Config d = c;
@@ -430,7 +430,7 @@ static void test_other_model(void) {
     model_free(&n);
   }
   Config d = c;
-  strcpy(d.model, "named"), d.mamba_state = 99, d.output_gate = GATE_SILU;  // the same model in other words
+  strcpy(d.model, "named"), d.mamba_state = 99, d.output_gate = OUTPUT_GATE_SILU;  // the same model in other words
   CHECK(!checkpoint_load(dir, &d, &m.t, 0, 0, LOAD_PARAMS, model_write, &m, &err), "%s", err.text);
   d = c, d.pattern[1] = MIX_ATTN;
   char line[256];
@@ -799,10 +799,10 @@ static void test_hf_config(void) {
     Error err = {0, ""};
     switch (cases[i].change) {
       case 1:
-        c.output_gate = GATE_NONE;
+        c.output_gate = OUTPUT_GATE_NONE;
         break;
       case 2:
-        c.output_gate = GATE_SIGMOID;
+        c.output_gate = OUTPUT_GATE_SIGMOID;
         break;
       case 3:
         c.output_norm = 0;
@@ -826,7 +826,7 @@ static void test_hf_config(void) {
         c.v_heads = 4, c.norm_eps = 1e-6, c.head_k = 96, c.head_v = 200;
         break;
       case 10:
-        c.output_gate = GATE_SILU, c.head_k = 12, c.head_v = 28;
+        c.output_gate = OUTPUT_GATE_SILU, c.head_k = 12, c.head_v = 28;
         break;
       case 11:
         c.decay = 0;
@@ -871,7 +871,7 @@ static void test_fla_config(void) {
                   &c, &err) &&
             c.heads == 16 && c.head_k == 128 && c.head_v == 128 && c.layers == 24 && c.pattern[0] == MIX_KDA,
         "%s", err.text);
-  CHECK(!read_fla("{\"model_type\":\"delta_net\"}", &c, &err) && c.head_k == 128 && c.output_gate == GATE_AUTO, "%s",
+  CHECK(!read_fla("{\"model_type\":\"delta_net\"}", &c, &err) && c.head_k == 128 && c.output_gate == OUTPUT_GATE_AUTO, "%s",
         err.text);
   CHECK(!read_fla("{\"model_type\":\"transformer\",\"window_size\":512,\"num_kv_heads\":8}", &c, &err) &&
             c.attn_heads == 32 && c.attn_kv_heads == 8 && c.attn_head_dim == 64 && c.window == 512 &&

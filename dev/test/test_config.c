@@ -587,16 +587,16 @@ static void test_accepted(void) {
   OK("inspect a b c");
   CHECK(o.command == COMMAND_INSPECT && o.n_folders == 3 && !strcmp(o.folders[2], "c"), "inspect");
   OK("--output-gate sigmoid --qk-norm l1 --erase scalar --write channel --init fla --schedule wsd --boundary ignore");
-  CHECK(o.config.output_gate == GATE_SIGMOID && o.config.qk_norm == NORM_L1 && o.config.erase == PER_HEAD &&
+  CHECK(o.config.output_gate == OUTPUT_GATE_SIGMOID && o.config.qk_norm == NORM_L1 && o.config.erase == PER_HEAD &&
             o.config.write == PER_CHANNEL && o.init == INIT_RULE_FLA && o.schedule == SCHEDULE_WSD &&
             !o.config.boundary_reset,
         "choices");
   OK("--output-gate auto");
-  CHECK(o.config.output_gate == GATE_AUTO, "choices");
+  CHECK(o.config.output_gate == OUTPUT_GATE_AUTO, "choices");
   OK("--output-gate silu --schedule constant");
-  CHECK(o.config.output_gate == GATE_SILU && o.schedule == SCHEDULE_CONSTANT, "choices");
+  CHECK(o.config.output_gate == OUTPUT_GATE_SILU && o.schedule == SCHEDULE_CONSTANT, "choices");
   OK("--output-gate none");
-  CHECK(o.config.output_gate == GATE_NONE, "choices");
+  CHECK(o.config.output_gate == OUTPUT_GATE_NONE, "choices");
   OK("selftest --threads 2 --seed 0");
   CHECK(o.command == COMMAND_SELFTEST && option_is_given(&o, "seed") && !option_is_given(&o, "lr"), "given");
   OK("--lr 3x --help");

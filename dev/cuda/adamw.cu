@@ -1,0 +1,119 @@
+// adamw.cu: lab of gdn/cuda/adamw.cuh
+#include "../../gdn/cuda/adamw.cuh"
+#include "lab.cuh"
+
+static void test(int64_t n, float max_norm, int steps, float decay, double gradient) {
+  char tag[96];
+  snprintf(tag, sizeof tag, "adamw n=%lld clip=%g decay=%g gradient=%g ", (long long)n, max_norm, decay, gradient);
+  std::string name = tag;
+  Values w = random_values(n, 1, 1), m((size_t)n, 0.0), v((size_t)n, 0.0), w0 = w;
+  std::vector<uint32_t> bits((size_t)adamw_decay_words(n), 0);
+  std::vector<bool> decays((size_t)n, false);
+  for (int64_t i = 0; i < n; i += 3 * 264) {  // tensors of 264 elements; every third decays
+    int64_t end = std::min(i + 264, n);
+    adamw_decay_mark(bits.data(), i, end);
+    for (int64_t j = i; j < end; j++) decays[j] = true;
+  }
+  Buffer<float> bw(w), bm(m), bv(v), bg(n), scratch(gradient_sum_squares_scratch());
+  Buffer<bf16> copy(n);
+  Buffer<uint32_t> bb((int64_t)bits.size());
+  Buffer<double> sum(1);
+  Buffer<ClipState> clip(1);
+  CUDA_CHECK(cudaMemcpy(bb.data, bits.data(), bits.size() * 4, cudaMemcpyHostToDevice));
+  AdamWSettings adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, decay, 0};
+  bool norms = true;
+  for (adamw.step = 1; adamw.step <= steps; adamw.step++) {
+    Values g = random_values(n, gradient);
+    double squares = 0;
+    for (double x : g) squares += x * x;
+    bg.set(g);
+    gradient_sum_squares(sum.data, scratch.data, bg.data, n, 0, 0);
+    gradient_clip(clip.data, sum.data, NULL, max_norm, 0);
+    ClipState state;
+    CUDA_CHECK(cudaMemcpy(&state, clip.data, sizeof state, cudaMemcpyDeviceToHost));
+    double norm = std::sqrt(squares), scale = max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1;
+    norms = norms && std::fabs(state.norm - norm) <= 1e-12 * norm && std::fabs(state.scale - scale) <= 1e-6 * scale &&
+            state.skip == 0;
+    adamw_update(bw.data, copy.data, bm.data, bv.data, bg.data, bb.data, clip.data, adamw, n, 0);
+    double c1 = 1 / (1 - std::pow(adamw.beta1, adamw.step)), c2 = 1 / (1 - std::pow(adamw.beta2, adamw.step));
+    for (int64_t i = 0; i < n; i++) {
+      double grad = g[i] * scale;
+      m[i] = adamw.beta1 * m[i] + (1 - (double)adamw.beta1) * grad;
+      v[i] = adamw.beta2 * v[i] + (1 - (double)adamw.beta2) * grad * grad;
+      w[i] -= adamw.lr * (m[i] * c1 / (std::sqrt(v[i] * c2) + adamw.eps) + (decays[i] ? decay * w[i] : 0));
+    }
+  }
+  check_true(name + "norm", norms, "wrong norm, scale or skip");
+  check_fp32(name + "w", bw.get(), w, 1e-6), check_fp32(name + "m", bm.get(), m, 1e-6),
+      check_fp32(name + "v", bv.get(), v, 1e-6);
+  check_bf16(name + "bf16 copy", copy.get(), w);
+  Values now = bw.get(), bf(now.size());
+  for (size_t i = 0; i < now.size(); i++) bf[i] = round_bf16(now[i]);
+  check_error(name + "copy is the rounded master", copy.get(), bf, 0, 0, 0);
+  if (gradient == 0) {  // only what decays moves, and it shrinks by (1 - lr decay)^steps
+    bool still = true;
+    for (int64_t i = 0; i < n; i++) still = still && (decays[i] || now[i] == w0[i]);
+    check_true(name + "no decay elsewhere", still, "a parameter without decay moved");
+  }
+  // not finite: nothing may change
+  std::vector<float> keep_w = bw.raw(), keep_m = bm.raw(), keep_v = bv.raw();
+  std::vector<bf16> keep_copy = copy.raw();
+  for (int kind = 0; kind < 4; kind++) {
+    Values g = random_values(n, 1);
+    if (kind < 3) g[(size_t)(n - 1)] = kind == 0 ? NAN : kind == 1 ? INFINITY : 1e30;
+    bg.set(g);
+    double loss = NAN;
+    Buffer<double> bl(1);
+    CUDA_CHECK(cudaMemcpy(bl.data, &loss, 8, cudaMemcpyHostToDevice));
+    gradient_sum_squares(sum.data, scratch.data, bg.data, n, 0, 0);
+    gradient_clip(clip.data, sum.data, kind == 3 ? bl.data : NULL, max_norm, 0);
+    ClipState state;
+    CUDA_CHECK(cudaMemcpy(&state, clip.data, sizeof state, cudaMemcpyDeviceToHost));
+    if (kind == 2) {  // large but finite: counted, not skipped
+      check_true(name + "1e30 is finite", state.skip == 0 && state.norm >= 1e30 * 0.9999, "skipped");
+      continue;
+    }
+    adamw_update(bw.data, copy.data, bm.data, bv.data, bg.data, bb.data, clip.data, adamw, n, 0);
+    check_true(name + "skip",
+               state.skip == 1 && bw.same_bits(keep_w) && bm.same_bits(keep_m) && bv.same_bits(keep_v) &&
+                   copy.same_bits(keep_copy),
+               "a step that is not finite changed the weights");
+  }
+  check_true(name + "guards",
+             bw.untouched() && bm.untouched() && bv.untouched() && copy.untouched() && sum.untouched() &&
+                 clip.untouched() && scratch.untouched(),
+             "written outside");
+}
+
+int main(int argc, char **argv) {
+  lab_begin("adamw");
+  const int sizes[] = {8, 16, 24, 128, 264, 2040, 2048, 2056, 100008};
+  for (int n : sizes) test(n, 1, 3, 0.1f, 0.5), test(n, 0, 2, 0.1f, 0.5);
+  test(3 * 264 * 3, 1, 10, 0.1f, 0);
+  test(1 << 20, 0.01f, 2, 0.1f, 1);
+  {  // small steps must not vanish: fp32 masters move although bf16(1 - 1e-4) is 1
+    Values ones(64, 1.0);
+    Buffer<float> w(ones), m(Values(64, 0.0)), v(Values(64, 0.0)), g(ones);
+    Buffer<uint32_t> bits(1);
+    AdamWSettings adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0, 1};
+    for (; adamw.step <= 200; adamw.step++)
+      adamw_update(w.data, NULL, m.data, v.data, g.data, bits.data, NULL, adamw, 64, 0);
+    check_fp32("adamw 200 small steps", w.get(), Values(64, 1 - 200e-4), 1e-5);
+  }
+  if (!lab_timing(argc, argv)) return lab_end();
+  int64_t n = 268435456;
+  printf("bench, %lld parameters\n", (long long)n);
+  float *w = bench_fp32(n), *m = bench_fp32(n), *v = bench_fp32(n, 0.5f, 0.5f), *g = bench_fp32(n),
+        *scratch = bench_fp32(4096);
+  bf16 *copy = bench_bf16(n);
+  uint32_t *bits = (uint32_t *)device_alloc(adamw_decay_words(n), 4, "bits");
+  CUDA_CHECK(cudaMemset(bits, 0xf0, (size_t)adamw_decay_words(n) * 4));
+  double *sum = (double *)device_alloc(1, 8, "sum");
+  ClipState *clip = (ClipState *)device_alloc(1, sizeof(ClipState), "clip");
+  AdamWSettings adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 10};
+  bench("gradient_sum_squares", 4.0 * (double)n, 0, [&] { gradient_sum_squares(sum, scratch, g, n, 0, 0); });
+  gradient_clip(clip, sum, NULL, 1, 0);
+  bench("adamw_update", 30.0 * (double)n, 0, [&] { adamw_update(w, copy, m, v, g, bits, clip, adamw, n, 0); });
+  bench("weights_to_bf16", 6.0 * (double)n, 0, [&] { weights_to_bf16(copy, w, n, 0); });
+  return lab_end();
+}

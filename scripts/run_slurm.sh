@@ -1,0 +1,36 @@
+#!/bin/bash
+# run_slurm.sh: a Slurm job that saves before its time is over and puts itself into the queue again.
+#   sbatch scripts/run_slurm.sh
+#
+# Edit: the #SBATCH lines (machines, ranks on each, cores of each rank, time, partition and account of your site), the
+#   options of train_gdn below. --signal=B:USR1@300 tells this script 300 s before the end: take more when a save of
+#   your model takes longer. Submit it from this folder; it and --out must lie on a shared file system.
+# mpirun finds the machines of the job by itself. A site that wants srun: srun --mpi=pmix --kill-on-bad-exit=1.
+#SBATCH --job-name=train_gdn
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --time=04:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=train_gdn-%j.txt
+set -u
+cd "${SLURM_SUBMIT_DIR:-.}" || exit 3
+
+OUT=${OUT:-out/slurm-${SLURM_JOB_ID:-test}}
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+
+# mpirun passes USR1 on to all ranks; they agree on a step, save, and end with code 75
+mpirun -np "${SLURM_NTASKS:?start this with sbatch}" --map-by slot:PE="$OMP_NUM_THREADS" ./train_gdn \
+  --model tiny-gdn --out "$OUT" --resume auto --save-every 100 "$@" &
+pid=$!
+trap 'kill -USR1 $pid' USR1
+wait $pid
+code=$?
+while kill -0 $pid 2>/dev/null; do # a signal ends `wait` early
+  wait $pid
+  code=$?
+done
+if [ $code = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+exit $code

@@ -1,0 +1,773 @@
+// train_gdn.cu: Gated DeltaNet models on an NVIDIA GPU: train_gdn.c section by section, each layer a few kernels.
+//
+// The model, its order and its names are those of train_gdn.c, which explains the mathematics; the kernels, one file an
+// operation, lie in gdn/cuda/. Activations and matrix operands are bf16; master weights, gradients, AdamW's moments, the
+// recurrent state, gates, norms and the loss are fp32. Every matrix product is cuBLASLt's. All sums have a fixed order: the
+// same command gives the same bits on the same kind of GPU.
+//
+// A forward pass saves, for each layer: the residual and its norm, the packed projections, q, k, v behind the convolution,
+// the mixer's output before and after norm and gate, the MLP's gate and up, and what the delta rule needs (its per-chunk
+// matrices and states). SwiGLU's product is computed again in the backward pass.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gdn/engine.h"  // EngineApi
+#include "gdn/cuda/adamw.cuh"
+#include "gdn/cuda/classifier.cuh"
+#include "gdn/cuda/common.cuh"
+#include "gdn/cuda/delta_rule.h"
+#include "gdn/cuda/embedding.cuh"
+#include "gdn/cuda/gated_rmsnorm.cuh"
+#include "gdn/cuda/matmul.cuh"
+#include "gdn/cuda/rmsnorm.cuh"
+#include "gdn/cuda/short_conv.cuh"
+#include "gdn/cuda/skip.cuh"
+#include "gdn/cuda/sliding_attention.h"
+#include "gdn/cuda/swiglu.cuh"
+
+enum { HEAD_ROWS = 8192 };  // tokens whose logits exist at a time
+
+// ----------------------------------------------------------------------------
+// the model
+
+typedef struct {  // sizes of one layer's mixer
+  int key, val, conv_cols, rows;
+  int gates;  // columns of the low-rank decay's output (gdn2, kda)
+  DeltaRuleShape delta;
+  AttentionSize attention;
+} MixerSizes;
+
+typedef struct {  // what a layer's forward keeps for its backward; N tokens each
+  bf16 *x, *h;         // residual in [d], its RMSNorm [d]
+  float *rstd;         // [1]
+  bf16 *packed;        // input product [in_rows]; attention: q and k rotated in place
+  bf16 *y;             // behind convolution, SiLU and L2 norm [conv_cols]
+  char *saved;         // of the delta rule
+  bf16 *f, *gate;      // second factors of low-rank decay and output gate [gates], [val] (gdn2, kda)
+  bf16 *o, *oy;        // mixer output before and after norm and gate [val]
+  float *lse;          // attention [B,H,T]
+  bf16 *x1, *h1;       // residual after the mixer, its RMSNorm [d]
+  float *rstd1;
+  bf16 *gu;            // MLP [2 ff]; its gradient after the backward pass
+} LayerActs;
+
+struct Engine {
+  Config c;
+  const ParamTable *table;
+  EngineSettings set;
+  cudaStream_t stream;
+  Matmul *matmul;
+  float *master, *grads, *m, *v;  // arenas; m and v only the own shard
+  bf16 *weights;                  // master in bf16, what the matrix products read
+  int weights_stale;              // master was written from outside
+  uint32_t *decay_bits[2];        // which elements decay: by ParamSpec.decays, and all of them
+  int64_t shard_first, shard_count;
+  LayerActs *acts;
+  bf16 *x_end, *h_end, *s;  // residual after the last layer, its norm; SwiGLU's product [ff]
+  float *rstd_end, *losses;
+  bf16 *logits;  // [head_rows, vocab_rows]
+  int64_t head_rows;
+  bf16 *dx, *dh, *dpacked, *dy, *d_o, *d_oy, *df, *dgate;
+  char *delta_scratch;
+  float *scratch;  // partial sums
+  int32_t *ids, *targets, *sorted, *doc_start;
+  float2 *rope;
+  double *total;    // sums that the host reads
+  ClipState *clip;
+  char *memory;
+  int64_t memory_bytes, own_bytes;
+  double hinted_scale;  // backward's scale, known before the forward: the head's backward is then done in the forward
+  int head_done;        // of this forward
+  int tuned;            // scratch of measuring matrix products was released
+  int B, T, has_docs, has_targets;
+  // the carried sequence (ENGINE_CARRY): its tokens; a forward runs all of it again
+  int32_t *history;
+  int history_len, carry_new;
+  int32_t *host_ids, *host_docs;
+};
+
+static MixerSizes mixer_sizes(const Config *c, const LayerLayout *l, int B, int T) {
+  MixerSizes m;
+  memset(&m, 0, sizeof m);
+  m.rows = l->in_rows, m.conv_cols = l->conv_cols;
+  if (mixer_is_delta(l->mixer)) {
+    m.key = c->heads * c->head_k, m.val = c->v_heads * c->head_v, m.conv_cols = 2 * m.key + m.val;
+    m.delta.batch = B, m.delta.tokens = T, m.delta.key_heads = c->heads, m.delta.value_heads = c->v_heads;
+    m.delta.key_dim = c->head_k, m.delta.value_dim = c->head_v;
+    m.delta.gate = l->f_up >= 0 ? GATE_CHANNEL : l->a_log >= 0 ? GATE_SCALAR : GATE_NONE;
+    m.delta.erase = l->mixer == MIX_GDN2 ? ERASE_CHANNEL : ERASE_SCALAR;
+    m.gates = l->f_up >= 0 ? (l->mixer == MIX_GDN2 ? c->heads : c->v_heads) * c->head_k : 0;
+    m.delta.scale = 1 / sqrtf((float)c->head_k), m.delta.beta_scale = (float)c->beta_max;
+  } else if (l->mixer == MIX_MAMBA2) {
+    int di = c->width * c->mamba_expand;
+    m.key = c->mamba_groups * c->mamba_state, m.val = di, m.conv_cols = di + 2 * m.key;
+    m.delta.batch = B, m.delta.tokens = T, m.delta.key_heads = c->mamba_groups;
+    m.delta.value_heads = di / c->mamba_head, m.delta.key_dim = c->mamba_state, m.delta.value_dim = c->mamba_head;
+    m.delta.gate = GATE_SCALAR, m.delta.erase = ERASE_NONE, m.delta.scale = 1, m.delta.beta_scale = 1;
+  } else {
+    m.key = m.val = c->attn_heads * c->attn_head_dim;
+    m.attention.B = B, m.attention.T = T, m.attention.Hq = c->attn_heads, m.attention.Hkv = c->attn_kv_heads;
+    m.attention.D = c->attn_head_dim, m.attention.window = l->mixer == MIX_SWA ? c->window : 0;
+    m.attention.qkv_stride = m.attention.dqkv_stride = l->in_rows, m.attention.path = ATTENTION_AUTO;
+  }
+  return m;
+}
+
+template <typename Type>
+static Type *take(char *base, int64_t *used, int64_t n) {  // the next n elements, NULL while only counting
+  Type *p = base ? (Type *)(base + *used) : NULL;
+  *used += (n * (int64_t)sizeof(Type) + 255) / 256 * 256;
+  return p;
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Everything of fixed size for the largest micro-batch: counted with base NULL, then bound.
+static int64_t engine_bind(Engine *e, char *base) {
+  const Config *c = &e->c;
+  int B = e->set.max_rows, T = e->set.max_len, train = e->set.train;
+  int64_t N = (int64_t)B * T, d = c->width, ff = c->ff, used = 0, most = 0, packed = 0, conv = 0, val = 0, delta = 0, gates = 0, wide = 0;
+  int64_t partial = larger(rmsnorm_backward_scratch(N, c->width), embedding_backward_scratch(N, c->width));
+  int head_dim = 0;
+  for (int i = 0; i < c->layers; i++) {
+    const LayerLayout *l = &e->table->layers[i];
+    MixerSizes m = mixer_sizes(c, l, B, T);
+    LayerActs *a = &e->acts[i];
+    if (!train && i) {  // nothing is kept: all layers share one set
+      most = larger(most, used), used = 0;
+    }
+    memset(a, 0, sizeof *a);
+    a->x = take<bf16>(base, &used, N * d), a->h = take<bf16>(base, &used, N * d), a->rstd = take<float>(base, &used, N);
+    a->packed = take<bf16>(base, &used, N * m.rows), a->o = take<bf16>(base, &used, N * m.val);
+    if (mixer_is_attention(l->mixer)) {
+      a->lse = take<float>(base, &used, N * c->attn_heads), a->oy = a->o, head_dim = c->attn_head_dim;
+      partial = larger(partial, sliding_attention_scratch_floats(&m.attention));
+    } else {
+      a->y = take<bf16>(base, &used, N * m.conv_cols), a->oy = take<bf16>(base, &used, N * m.val);
+      a->saved = take<char>(base, &used, (int64_t)delta_rule_saved_bytes(&m.delta));
+      if (l->f_up >= 0) a->f = take<bf16>(base, &used, N * m.gates);
+      if (l->g_up >= 0) a->gate = take<bf16>(base, &used, N * m.val);
+      gates = larger(gates, m.gates), wide = larger(wide, l->g_up >= 0 ? m.val : 0);
+      delta = larger(delta, (int64_t)delta_rule_scratch_bytes(&m.delta));
+      partial = larger(partial, short_conv_backward_scratch(B, T, m.conv_cols));
+      if (l->mixer == MIX_MAMBA2)
+        partial = larger(partial, larger(rmsnorm_gate_first_backward_scratch(N, m.val), skip_backward_scratch(N, m.val)));
+      else
+        partial = larger(partial, gated_rmsnorm_backward_scratch(N, c->v_heads, c->head_v));
+    }
+    a->x1 = take<bf16>(base, &used, N * d);
+    if (ff) {
+      a->h1 = take<bf16>(base, &used, N * d), a->rstd1 = take<float>(base, &used, N);
+      a->gu = take<bf16>(base, &used, N * 2 * ff);
+    }
+    packed = larger(packed, m.rows), conv = larger(conv, m.conv_cols), val = larger(val, m.val);
+  }
+  used = larger(used, most);
+  e->x_end = take<bf16>(base, &used, N * d), e->h_end = take<bf16>(base, &used, N * d);
+  e->rstd_end = take<float>(base, &used, N), e->losses = take<float>(base, &used, N);
+  e->s = take<bf16>(base, &used, N * ff);
+  e->head_rows = N < HEAD_ROWS ? N : (int64_t)HEAD_ROWS;
+  e->logits = take<bf16>(base, &used, e->head_rows * e->table->vocab_rows);
+  e->ids = take<int32_t>(base, &used, N), e->targets = take<int32_t>(base, &used, N);
+  e->doc_start = take<int32_t>(base, &used, N);
+  e->rope = take<float2>(base, &used, (int64_t)T * (head_dim / 2));
+  e->total = take<double>(base, &used, 4), e->clip = take<ClipState>(base, &used, 1);
+  e->scratch = take<float>(base, &used, larger(partial, gradient_sum_squares_scratch()));
+  if (train) {
+    e->sorted = take<int32_t>(base, &used, embedding_sort_scratch(N, c->vocab));
+    e->dx = take<bf16>(base, &used, N * d), e->dh = take<bf16>(base, &used, N * d);
+    e->dpacked = take<bf16>(base, &used, N * packed), e->dy = take<bf16>(base, &used, N * conv);
+    e->d_o = take<bf16>(base, &used, N * val), e->d_oy = take<bf16>(base, &used, N * val);
+    e->delta_scratch = take<char>(base, &used, delta);
+    e->df = take<bf16>(base, &used, N * gates), e->dgate = take<bf16>(base, &used, N * wide);
+  }
+  return used;
+}
+
+static const float *param(const Engine *e, int64_t offset) { return offset < 0 ? NULL : e->master + offset; }
+static const bf16 *weight(const Engine *e, int64_t offset) { return e->weights + offset; }
+static float *grad(const Engine *e, int64_t offset) { return offset < 0 ? NULL : e->grads + offset; }
+static const int32_t *documents(const Engine *e) { return e->has_docs ? e->doc_start : NULL; }
+
+static GateActivation activation_of(const Config *c, Mixer m) {
+  OutputGate g = config_output_gate(c, m);
+  return g == OUTPUT_GATE_NONE ? ACT_NONE : g == OUTPUT_GATE_SILU ? ACT_SILU : ACT_SIGMOID;
+}
+
+static DeltaRuleInputs delta_inputs(const Engine *e, const LayerLayout *l, const LayerActs *a, const MixerSizes *m) {
+  DeltaRuleInputs in;
+  memset(&in, 0, sizeof in);
+  int64_t ld = m->conv_cols;
+  if (l->mixer == MIX_MAMBA2) {  // y = x | B | C
+    in.v = {a->y, ld}, in.k = {a->y + m->val, ld}, in.q = {a->y + m->val + m->key, ld};
+  } else {
+    in.q = {a->y, ld}, in.k = {a->y + m->key, ld}, in.v = {a->y + 2 * m->key, ld};
+    in.beta = {a->packed + l->b, m->rows};
+  }
+  if (l->a >= 0) in.a = {a->packed + l->a, m->rows};
+  if (l->f_up >= 0) in.a = {a->f, m->gates};
+  if (l->w >= 0) in.w = {a->packed + l->w, m->rows};
+  in.A_log = param(e, l->a_log), in.dt_bias = param(e, l->dt_bias), in.doc_start = documents(e);
+  return in;
+}
+
+static void delta_call(int code, const Error *err) {
+  if (code) fail_error(err);
+}
+
+static void recurrent_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *a, const MixerSizes *m) {
+  const Config *c = &e->c;
+  int64_t N = (int64_t)e->B * e->T;
+  int mamba = l->mixer == MIX_MAMBA2;
+  short_conv_forward(a->y, m->conv_cols, a->packed + l->conv_first, m->rows, param(e, l->conv), param(e, l->conv_bias),
+                     documents(e), e->B, e->T, m->conv_cols, mamba ? 0 : 2 * m->key, m->delta.key_dim, e->stream);
+  int dv = c->head_v;
+  if (l->f_up >= 0)
+    matmul_forward(e->matmul, a->f, m->gates, a->packed + l->f, m->rows, weight(e, l->f_up), dv, NULL, 0, N, dv, m->gates,
+                   e->stream);
+  if (l->g_up >= 0)
+    matmul_forward(e->matmul, a->gate, m->val, a->packed + l->gate, m->rows, weight(e, l->g_up), dv, NULL, 0, N, dv, m->val,
+                   e->stream);
+  DeltaRuleInputs in = delta_inputs(e, l, a, m);
+  Error err;
+  delta_call(delta_rule_forward({a->o, m->val}, a->saved, &in, &m->delta, e->stream, &err), &err);
+  if (mamba) {
+    skip_forward(a->o, m->val, a->y, m->conv_cols, param(e, l->d_skip), N, m->delta.value_heads, m->delta.value_dim,
+                 e->stream);
+    rmsnorm_gate_first_forward(a->oy, m->val, a->o, m->val, a->packed + l->gate, m->rows, param(e, l->o_norm),
+                               (float)c->norm_eps, N, m->val, e->stream);
+  } else {
+    gated_rmsnorm_forward(a->oy, m->val, a->o, m->val, a->gate ? a->gate : l->gate >= 0 ? a->packed + l->gate : NULL,
+                          a->gate ? m->val : m->rows, param(e, l->o_norm), param(e, l->g_up_bias), activation_of(c, l->mixer), (float)c->norm_eps, N, c->v_heads,
+                          c->head_v, e->stream);
+  }
+}
+
+static void recurrent_mixer_backward(Engine *e, const LayerLayout *l, const LayerActs *a, const MixerSizes *m) {
+  const Config *c = &e->c;
+  int64_t N = (int64_t)e->B * e->T;
+  int mamba = l->mixer == MIX_MAMBA2;
+  if (mamba)
+    rmsnorm_gate_first_backward(e->d_o, m->val, e->dpacked + l->gate, m->rows, grad(e, l->o_norm), e->scratch, e->d_oy,
+                                m->val, a->o, m->val, a->packed + l->gate, m->rows, param(e, l->o_norm),
+                                (float)c->norm_eps, N, m->val, e->stream);
+  else
+    gated_rmsnorm_backward(e->d_o, m->val, a->gate ? e->dgate : l->gate >= 0 ? e->dpacked + l->gate : NULL,
+                           a->gate ? m->val : m->rows, grad(e, l->o_norm), grad(e, l->g_up_bias), e->scratch, e->d_oy,
+                           m->val, a->o, m->val, a->gate ? a->gate : l->gate >= 0 ? a->packed + l->gate : NULL,
+                           a->gate ? m->val : m->rows, param(e, l->o_norm), param(e, l->g_up_bias), activation_of(c, l->mixer), (float)c->norm_eps, N, c->v_heads,
+                           c->head_v, e->stream);
+  int dv = c->head_v;
+  if (l->g_up >= 0) {
+    matmul_wgrad(e->matmul, grad(e, l->g_up), dv, e->dgate, m->val, a->packed + l->gate, m->rows, N, dv, m->val, 1, e->stream);
+    matmul_dgrad(e->matmul, e->dpacked + l->gate, m->rows, e->dgate, m->val, weight(e, l->g_up), dv, N, dv, m->val, 0,
+                 e->stream);
+  }
+  DeltaRuleInputs in = delta_inputs(e, l, a, m);
+  DeltaRuleGradients g;
+  memset(&g, 0, sizeof g);
+  int64_t ld = m->conv_cols;
+  if (mamba) {
+    g.dv = {e->dy, ld}, g.dk = {e->dy + m->val, ld}, g.dq = {e->dy + m->val + m->key, ld};
+  } else {
+    g.dq = {e->dy, ld}, g.dk = {e->dy + m->key, ld}, g.dv = {e->dy + 2 * m->key, ld};
+    g.dbeta = {e->dpacked + l->b, m->rows};
+  }
+  if (l->a >= 0) g.da = {e->dpacked + l->a, m->rows};
+  if (l->f_up >= 0) g.da = {e->df, m->gates};
+  if (l->w >= 0) g.dw = {e->dpacked + l->w, m->rows};
+  g.dA_log = grad(e, l->a_log), g.ddt_bias = grad(e, l->dt_bias);
+  Error err;
+  delta_call(delta_rule_backward(&g, e->delta_scratch, {e->d_o, m->val}, a->saved, &in, &m->delta, e->stream, &err), &err);
+  if (l->f_up >= 0) {
+    matmul_wgrad(e->matmul, grad(e, l->f_up), dv, e->df, m->gates, a->packed + l->f, m->rows, N, dv, m->gates, 1, e->stream);
+    matmul_dgrad(e->matmul, e->dpacked + l->f, m->rows, e->df, m->gates, weight(e, l->f_up), dv, N, dv, m->gates, 0,
+                 e->stream);
+  }
+  if (mamba)
+    skip_backward(e->dy, m->conv_cols, grad(e, l->d_skip), e->scratch, e->d_o, m->val, a->y, m->conv_cols,
+                  param(e, l->d_skip), N, m->delta.value_heads, m->delta.value_dim, e->stream);
+  short_conv_backward(e->dpacked + l->conv_first, m->rows, grad(e, l->conv), grad(e, l->conv_bias), e->scratch, e->dy,
+                      m->conv_cols, a->packed + l->conv_first, m->rows, param(e, l->conv), param(e, l->conv_bias),
+                      documents(e), e->B, e->T, m->conv_cols, mamba ? 0 : 2 * m->key, m->delta.key_dim, e->stream);
+}
+
+static void attention_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *a, const MixerSizes *m) {
+  rope_forward(a->packed + l->q, a->packed + l->k, e->rope, &m->attention, e->stream);
+  sliding_attention_forward(a->o, a->lse, e->scratch, a->packed + l->q, a->packed + l->k, a->packed + l->v, documents(e),
+                            &m->attention, e->stream);
+}
+
+static void attention_mixer_backward(Engine *e, const LayerLayout *l, const LayerActs *a, const MixerSizes *m) {
+  sliding_attention_backward(e->dpacked + l->q, e->dpacked + l->k, e->dpacked + l->v, e->scratch, e->d_oy, a->o, a->lse,
+                             a->packed + l->q, a->packed + l->k, a->packed + l->v, e->rope, documents(e), &m->attention,
+                             e->stream);
+}
+
+// x_out = x + mixer(RMSNorm(x));  x_out += MLP(RMSNorm(x_out))
+static void layer_forward(Engine *e, int i, bf16 *x_out) {
+  const Config *c = &e->c;
+  const LayerLayout *l = &e->table->layers[i];
+  LayerActs *a = &e->acts[i];
+  int d = c->width, ff = c->ff;
+  int64_t N = (int64_t)e->B * e->T;
+  MixerSizes m = mixer_sizes(c, l, e->B, e->T);
+  rmsnorm_forward(a->h, a->rstd, a->x, param(e, l->attn_norm), (float)c->norm_eps, N, d, e->stream);
+  matmul_forward(e->matmul, a->packed, m.rows, a->h, d, weight(e, l->in_proj), d, NULL, 0, N, d, m.rows, e->stream);
+  if (mixer_is_attention(l->mixer))
+    attention_mixer_forward(e, l, a, &m);
+  else
+    recurrent_mixer_forward(e, l, a, &m);
+  bf16 *x1 = ff ? a->x1 : x_out;
+  matmul_forward(e->matmul, x1, d, a->oy, m.val, weight(e, l->o_proj), m.val, a->x, d, N, m.val, d, e->stream);
+  if (!ff) return;
+  rmsnorm_forward(a->h1, a->rstd1, a->x1, param(e, l->mlp_norm), (float)c->norm_eps, N, d, e->stream);
+  matmul_forward(e->matmul, a->gu, 2 * ff, a->h1, d, weight(e, l->gate_up), d, NULL, 0, N, d, 2 * ff, e->stream);
+  swiglu_forward(e->s, a->gu, N, ff, 2 * ff, e->stream);
+  matmul_forward(e->matmul, x_out, d, e->s, ff, weight(e, l->down), ff, a->x1, d, N, ff, d, e->stream);
+}
+
+// e->dx: gradient of the layer's output on entry, of its input on return
+static void layer_backward(Engine *e, int i) {
+  const Config *c = &e->c;
+  const LayerLayout *l = &e->table->layers[i];
+  LayerActs *a = &e->acts[i];
+  int d = c->width, ff = c->ff;
+  int64_t N = (int64_t)e->B * e->T;
+  MixerSizes m = mixer_sizes(c, l, e->B, e->T);
+  if (ff) {
+    matmul_dgrad(e->matmul, e->s, ff, e->dx, d, weight(e, l->down), ff, N, ff, d, 0, e->stream);
+    swiglu_backward(a->gu, e->s, e->s, N, ff, 2 * ff, e->stream);  // gu: its gradient, s: the product again
+    matmul_wgrad(e->matmul, grad(e, l->down), ff, e->dx, d, e->s, ff, N, ff, d, 1, e->stream);
+    matmul_wgrad(e->matmul, grad(e, l->gate_up), d, a->gu, 2 * ff, a->h1, d, N, d, 2 * ff, 1, e->stream);
+    matmul_dgrad(e->matmul, e->dh, d, a->gu, 2 * ff, weight(e, l->gate_up), d, N, d, 2 * ff, 0, e->stream);
+    rmsnorm_backward(e->dx, grad(e, l->mlp_norm), e->scratch, e->dh, a->x1, param(e, l->mlp_norm), a->rstd1, N, d, 1,
+                     e->stream);
+  }
+  matmul_wgrad(e->matmul, grad(e, l->o_proj), m.val, e->dx, d, a->oy, m.val, N, m.val, d, 1, e->stream);
+  matmul_dgrad(e->matmul, e->d_oy, m.val, e->dx, d, weight(e, l->o_proj), m.val, N, m.val, d, 0, e->stream);
+  int used = l->in_used;
+  if (used < m.rows)  // padding columns have no gradient
+    CUDA_CHECK(cudaMemset2DAsync(e->dpacked + used, (size_t)m.rows * sizeof(bf16), 0, (size_t)(m.rows - used) * sizeof(bf16),
+                                 (size_t)N, e->stream));
+  if (mixer_is_attention(l->mixer))
+    attention_mixer_backward(e, l, a, &m);
+  else
+    recurrent_mixer_backward(e, l, a, &m);
+  matmul_wgrad(e->matmul, grad(e, l->in_proj), d, e->dpacked, m.rows, a->h, d, N, d, m.rows, 1, e->stream);
+  matmul_dgrad(e->matmul, e->dh, d, e->dpacked, m.rows, weight(e, l->in_proj), d, N, d, m.rows, 0, e->stream);
+  rmsnorm_backward(e->dx, grad(e, l->attn_norm), e->scratch, e->dh, a->x, param(e, l->attn_norm), a->rstd, N, d, 1,
+                   e->stream);
+}
+
+// First position, in its row, of each token's document.
+static void document_starts(Engine *e, const int32_t *tokens) {
+  e->has_docs = e->c.boundary_reset;
+  if (!e->has_docs) return;
+  for (int b = 0; b < e->B; b++)
+    for (int t = 0, start = 0; t < e->T; t++) {
+      int64_t n = (int64_t)b * e->T + t;
+      if (tokens[n] == e->c.bos) start = t;
+      e->host_docs[n] = start;
+    }
+  CUDA_CHECK(cudaMemcpyAsync(e->doc_start, e->host_docs, (size_t)e->B * e->T * sizeof(int32_t), cudaMemcpyHostToDevice,
+                             e->stream));
+}
+
+// Logits of tokens [first, first+rows) into e->logits.
+static void head_forward(Engine *e, int64_t first, int64_t rows) {
+  int d = e->c.width, V = e->table->vocab_rows;
+  matmul_forward(e->matmul, e->logits, V, e->h_end + first * d, d, weight(e, e->table->head), d, NULL, 0, rows, d, V,
+                 e->stream);
+}
+
+// Loss of all tokens, by chunks; with gradients also dlogits' way into the head's weights and into e->dh.
+static void head_pass(Engine *e, double scale, int gradients) {
+  int d = e->c.width, V = e->table->vocab_rows;
+  int64_t N = (int64_t)e->B * e->T;
+  for (int64_t t = 0; t < N; t += e->head_rows) {
+    int64_t rows = N - t < e->head_rows ? N - t : e->head_rows;
+    head_forward(e, t, rows);
+    if (!gradients) {
+      classifier_loss(e->losses + t, e->logits, e->targets + t, rows, e->c.vocab, V, e->stream);
+      continue;
+    }
+    classifier_backward(e->logits, e->losses + t, e->targets + t, (float)scale, rows, e->c.vocab, V, e->stream);
+    matmul_wgrad(e->matmul, grad(e, e->table->head), d, e->logits, V, e->h_end + t * d, d, rows, d, V, 1, e->stream);
+    matmul_dgrad(e->matmul, e->dh + t * d, d, e->logits, V, weight(e, e->table->head), d, rows, d, V, 0, e->stream);
+  }
+}
+
+static double read_total(Engine *e) {
+  double x;
+  CUDA_CHECK(cudaMemcpyAsync(&x, e->total, sizeof x, cudaMemcpyDeviceToHost, e->stream));
+  CUDA_CHECK(cudaStreamSynchronize(e->stream));
+  return x;
+}
+
+static double model_forward(Engine *e, const int32_t *tokens, const int32_t *targets, int B, int T, int flags) {
+  const Config *c = &e->c;
+  int carry = flags & ENGINE_CARRY, limit = e->set.max_len > e->set.max_state ? e->set.max_len : e->set.max_state;
+  e->carry_new = 0;
+  if (carry) {  // one row: its tokens so far, and the new ones behind them
+    if (B != 1) fail(EXIT_INTERNAL, "the CUDA engine carries one sequence, not %d", B);
+    if (e->history_len + T > limit)
+      fail(EXIT_CONFIG, "a sequence of %d tokens wanted, room for %d; ask for fewer tokens", e->history_len + T, limit);
+    memcpy(e->history + e->history_len, tokens, (size_t)T * sizeof(int32_t));
+    e->history_len += T, e->carry_new = T;
+    tokens = e->history, T = e->history_len;
+  }
+  int64_t N = (int64_t)B * T;
+  if (B < 1 || T < 1 || N > (int64_t)e->set.max_rows * e->set.max_len || T > limit)
+    fail(EXIT_INTERNAL, "forward of %d x %d tokens in an engine made for %d x %d", B, T, e->set.max_rows, e->set.max_len);
+  for (int64_t n = 0; n < N; n++)
+    if (tokens[n] < 0 || tokens[n] >= c->vocab || (targets && targets[n] >= c->vocab))
+      fail(EXIT_DATA, "token id %d in a batch: the model's vocabulary has %d ids; change --train, --val or --vocab",
+           tokens[n] < 0 || tokens[n] >= c->vocab ? tokens[n] : targets[n], c->vocab);
+  e->B = B, e->T = T, e->has_targets = targets != NULL, e->head_done = 0;
+  if (e->weights_stale) weights_to_bf16(e->weights, e->master, e->table->total, e->stream);
+  e->weights_stale = 0;
+  memcpy(e->host_ids, tokens, (size_t)N * sizeof(int32_t));
+  CUDA_CHECK(cudaMemcpyAsync(e->ids, e->host_ids, (size_t)N * sizeof(int32_t), cudaMemcpyHostToDevice, e->stream));
+  document_starts(e, tokens);
+  embedding_forward(e->acts[0].x, weight(e, e->table->embedding), e->ids, N, c->width, e->stream);
+  for (int i = 0; i < c->layers; i++) {
+    // without gradients all layers share one set of buffers: a layer then hands its output over through x_end
+    bf16 *out = i + 1 < c->layers && e->set.train ? e->acts[i + 1].x : e->x_end;
+    layer_forward(e, i, out);
+    if (out == e->x_end && i + 1 < c->layers)
+      CUDA_CHECK(cudaMemcpyAsync(e->acts[i + 1].x, out, (size_t)(N * c->width) * sizeof(bf16), cudaMemcpyDeviceToDevice,
+                                 e->stream));
+  }
+  rmsnorm_forward(e->h_end, e->rstd_end, e->x_end, param(e, e->table->final_norm), (float)c->norm_eps, N, c->width,
+                  e->stream);
+  if (!targets) return 0;
+  memcpy(e->host_ids + N, targets, (size_t)N * sizeof(int32_t));
+  CUDA_CHECK(cudaMemcpyAsync(e->targets, e->host_ids + N, (size_t)N * sizeof(int32_t), cudaMemcpyHostToDevice, e->stream));
+  e->head_done = e->set.train && e->hinted_scale != 0;
+  head_pass(e, e->hinted_scale, e->head_done);
+  loss_sum(e->total, e->losses, N, 0, e->stream);
+  return read_total(e);
+}
+
+static void model_backward(Engine *e, double scale) {
+  const Config *c = &e->c;
+  const ParamTable *table = e->table;
+  int64_t N = (int64_t)e->B * e->T;
+  if (!e->set.train || !e->has_targets || e->carry_new)
+    fail(EXIT_INTERNAL, "backward without a forward that kept what it needs");
+  if (e->head_done && scale != e->hinted_scale)
+    fail(EXIT_INTERNAL, "backward with scale %g, the forward was told %g", scale, e->hinted_scale);
+  if (!e->head_done) head_pass(e, scale, 1);
+  rmsnorm_backward(e->dx, grad(e, table->final_norm), e->scratch, e->dh, e->x_end, param(e, table->final_norm), e->rstd_end,
+                   N, c->width, 0, e->stream);
+  for (int i = c->layers - 1; i >= 0; i--) layer_backward(e, i);
+  embedding_sort(e->sorted, e->ids, N, c->vocab, e->stream);
+  embedding_backward(grad(e, table->embedding), e->scratch, e->dx, e->ids, e->sorted, N, c->width, c->vocab, e->stream);
+  e->has_targets = 0;  // the MLP's activations are gradients now
+  if (!e->tuned) {
+    CUDA_CHECK(cudaStreamSynchronize(e->stream));
+    matmul_release_scratch(e->matmul);
+    e->tuned = 1;
+  }
+}
+
+// ----------------------------------------------------------------------------
+// AdamW, on the own shard of the arena
+
+static void model_update(Engine *e, const AdamW *a) {
+  AdamWSettings s;
+  s.lr = (float)a->lr, s.beta1 = (float)a->beta1, s.beta2 = (float)a->beta2, s.eps = (float)a->eps;
+  s.weight_decay = (float)a->weight_decay, s.step = a->step;
+  ClipState clip = {0, (float)a->grad_scale, 0};
+  CUDA_CHECK(cudaMemcpyAsync(e->clip, &clip, sizeof clip, cudaMemcpyHostToDevice, e->stream));
+  int64_t at = e->shard_first;
+  adamw_update(e->master + at, e->weights + at, e->m, e->v, e->grads + at, e->decay_bits[a->decay_all != 0], e->clip, s,
+               e->shard_count, e->stream);
+}
+
+static double model_grad_sumsq(Engine *e, int64_t first, int64_t count) {
+  gradient_sum_squares(e->total, e->scratch, e->grads + first, count, 0, e->stream);
+  return read_total(e);
+}
+
+// ----------------------------------------------------------------------------
+// the engine: this model behind the functions of gdn/engine.h
+
+// What this engine cannot do, found before anything is allocated.
+static int cuda_check_config(const Config *c, const EngineSettings *s, Error *err) {
+  int code = config_check(c, err);
+  if (code) return code;
+  if (s->max_rows < 1 || s->max_len < 1)
+    return error_set(err, EXIT_CONFIG, "a micro-batch of %d rows of %d tokens: needed at least 1 of each; change --batch or "
+                     "--seq-len", s->max_rows, s->max_len);
+#define NEED(cond, ...) \
+  if (!(cond)) return error_set(err, EXIT_CONFIG, __VA_ARGS__)
+  NEED(c->width % 8 == 0 && c->width <= RMSNORM_MAX_WIDTH, "width %d on the GPU: needed a multiple of 8 up to %d; change "
+       "--width", c->width, RMSNORM_MAX_WIDTH);
+  NEED(c->ff % 8 == 0, "MLP size %d on the GPU: needed a multiple of 8; change --ff", c->ff);
+  NEED((c->vocab + 7) / 8 * 8 <= CLASSIFIER_MAX_VOCAB, "vocabulary of %d on the GPU: needed at most %d; change --vocab",
+       c->vocab, CLASSIFIER_MAX_VOCAB);
+  NEED(s->recompute == 0, "--recompute %d: the CUDA engine recomputes only SwiGLU's product so far; needed 0", s->recompute);
+  ParamTable t = param_table_build(c);
+  for (int i = 0; i < c->layers && i < c->n_pattern && !code; i++) {
+    const LayerLayout *l = &t.layers[i];
+    MixerSizes m = mixer_sizes(c, l, s->max_rows, s->max_len);
+    if (mixer_is_attention(l->mixer)) {
+      code = sliding_attention_check(&m.attention, err);
+    } else {
+      if (c->conv_size != 0 && c->conv_size != 4)
+        code = error_set(err, EXIT_CONFIG, "--conv-size %d on the GPU: needed 4, or 0 for none", c->conv_size);
+      else if (mixer_is_delta(l->mixer) && c->qk_norm != NORM_L2)
+        code = error_set(err, EXIT_CONFIG, "--qk-norm l1 runs on CPUs only: needed l2 on the GPU");
+      else if (mixer_is_delta(l->mixer) && fabs(c->l2_eps - 1e-6) > 1e-12)
+        code = error_set(err, EXIT_CONFIG, "an L2 norm with eps %g: needed 1e-6 on the GPU", c->l2_eps);
+      else if (mixer_is_delta(l->mixer) && !c->output_norm)
+        code = error_set(err, EXIT_CONFIG, "--output-norm off runs on CPUs only: needed on on the GPU");
+      else if (l->mixer == MIX_GDN2 && (c->erase != PER_CHANNEL || c->write != PER_CHANNEL))
+        code = error_set(err, EXIT_CONFIG, "--erase scalar and --write scalar run on CPUs only: needed channel on the GPU");
+      else if (l->mixer == MIX_KDA && c->kda_lower_bound != 0)
+        code = error_set(err, EXIT_CONFIG, "--kda-lower-bound %g runs on CPUs only: needed 0 on the GPU", c->kda_lower_bound);
+      else if (l->mixer == MIX_MAMBA2 && c->mamba_groups != 1)
+        code = error_set(err, EXIT_CONFIG, "--mamba-groups %d on the GPU: needed 1", c->mamba_groups);
+      else
+        code = delta_rule_check(&m.delta, err);
+    }
+  }
+  param_table_free(&t);
+#undef NEED
+  return code;
+}
+
+static void cuda_destroy(Engine *e) {
+  if (!e) return;
+  cudaStreamSynchronize(e->stream);
+  cudaFree(e->master), cudaFree(e->weights), cudaFree(e->grads), cudaFree(e->m), cudaFree(e->v), cudaFree(e->memory);
+  cudaFree(e->decay_bits[0]), cudaFree(e->decay_bits[1]);
+  if (e->matmul) matmul_close(e->matmul);
+  cudaFreeHost(e->host_ids), cudaFreeHost(e->host_docs);
+  cudaStreamDestroy(e->stream);
+  free(e->acts), free(e->history), free(e);
+}
+
+static void *device_zeroed(Engine *e, int64_t count, size_t size, const char *what) {
+  void *p = device_alloc(count, size, what);
+  CUDA_CHECK(cudaMemsetAsync(p, 0, (size_t)count * size, e->stream));
+  e->own_bytes += count * (int64_t)size;
+  return p;
+}
+
+static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSettings *s, Error *err) {
+  int gpus = 0;
+  cudaError_t found = cudaGetDeviceCount(&gpus);
+  if (found != cudaSuccess || gpus < 1) {
+    error_set(err, EXIT_CONFIG, "no NVIDIA GPU to be found (%s); train_gdn trains on CPUs", cudaGetErrorString(found));
+    return NULL;
+  }
+  if (s->device >= gpus) {
+    error_set(err, EXIT_CONFIG, "GPU %d asked for, there are %d, counted from 0; change --device", s->device, gpus);
+    return NULL;
+  }
+  CUDA_CHECK(cudaSetDevice(s->device < 0 ? 0 : s->device));
+  Engine *e = (Engine *)alloc_zeroed(1, sizeof *e, "engine");
+  e->c = *c, e->table = t, e->set = *s;
+  if (s->max_state > e->set.max_len) {  // a carried sequence runs whole: room for it
+    int64_t need = s->max_state, have = (int64_t)s->max_rows * s->max_len;
+    if (need > have) e->set.max_rows = 1, e->set.max_len = (int)need;
+  }
+  e->shard_first = s->shard_count ? s->shard_first : 0, e->shard_count = s->shard_count ? s->shard_count : t->total;
+  CUDA_CHECK(cudaStreamCreateWithFlags(&e->stream, cudaStreamNonBlocking));
+  char path[1024];
+  snprintf(path, sizeof path, "%s/cublaslt.txt", s->cache_dir ? s->cache_dir : "");
+  e->matmul = matmul_open(s->cache_dir ? path : NULL);
+  e->acts = (LayerActs *)alloc_zeroed(c->layers, sizeof(LayerActs), "engine");
+  e->master = (float *)device_zeroed(e, t->total, sizeof(float), "master weights");
+  e->weights = (bf16 *)device_zeroed(e, t->total, sizeof(bf16), "weights");
+  if (s->train) {
+    e->grads = (float *)device_zeroed(e, t->total, sizeof(float), "gradients");
+    e->m = (float *)device_zeroed(e, e->shard_count, sizeof(float), "AdamW's first moment");
+    e->v = (float *)device_zeroed(e, e->shard_count, sizeof(float), "AdamW's second moment");
+    int64_t words = adamw_decay_words(e->shard_count);
+    uint32_t *bits = (uint32_t *)alloc_array(words, sizeof(uint32_t), "decay bits");
+    for (int all = 0; all < 2; all++) {
+      memset(bits, 0, (size_t)words * sizeof(uint32_t));
+      for (int i = 0; i < t->n; i++) {
+        const ParamSpec *p = &t->specs[i];
+        int64_t lo = larger(p->offset, e->shard_first) - e->shard_first, hi = p->offset + p->count - e->shard_first;
+        if (hi > e->shard_count) hi = e->shard_count;
+        if (p->init != INIT_PAD && (all || p->decays) && lo < hi) adamw_decay_mark(bits, lo, hi);
+      }
+      e->decay_bits[all] = (uint32_t *)device_zeroed(e, words, sizeof(uint32_t), "decay bits");
+      CUDA_CHECK(cudaMemcpyAsync(e->decay_bits[all], bits, (size_t)words * sizeof(uint32_t), cudaMemcpyHostToDevice,
+                                 e->stream));
+      CUDA_CHECK(cudaStreamSynchronize(e->stream));
+    }
+    free(bits);
+  }
+  e->memory_bytes = engine_bind(e, NULL);
+  size_t free_bytes, total_bytes;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if ((uint64_t)e->memory_bytes > free_bytes) {
+    error_set(err, EXIT_MEMORY, "activations of %d x %d tokens need %.1f GiB of GPU memory, %.1f are free (of %.1f, after "
+              "%.1f for weights and optimiser); use a smaller --batch or --seq-len", e->set.max_rows, e->set.max_len,
+              (double)e->memory_bytes / (1 << 30), (double)free_bytes / (1 << 30), (double)total_bytes / (1 << 30),
+              (double)e->own_bytes / (1 << 30));
+    cuda_destroy(e);
+    return NULL;
+  }
+  e->memory = (char *)device_alloc(e->memory_bytes, 1, "activations");
+  engine_bind(e, e->memory);
+  // all bits set is a NaN of every type: what is read before it is written shows
+  CUDA_CHECK(cudaMemsetAsync(e->memory, 0xff, (size_t)e->memory_bytes, e->stream));
+  int64_t N = (int64_t)e->set.max_rows * e->set.max_len;
+  CUDA_CHECK(cudaMallocHost((void **)&e->host_ids, (size_t)(2 * N) * sizeof(int32_t)));
+  CUDA_CHECK(cudaMallocHost((void **)&e->host_docs, (size_t)N * sizeof(int32_t)));
+  e->history = (int32_t *)alloc_array(e->set.max_len > s->max_state ? e->set.max_len : s->max_state, sizeof(int32_t),
+                                      "carried tokens");
+  if (config_has_mixer(c, MIX_SWA) || config_has_mixer(c, MIX_ATTN))
+    rope_table_fill(e->rope, e->set.max_len, c->attn_head_dim, c->rope_theta, e->stream);
+  CUDA_CHECK(cudaStreamSynchronize(e->stream));
+  return e;
+}
+
+static float *arena_at(Engine *e, Arena a, int64_t first) {
+  switch (a) {
+    case ARENA_PARAM:
+      return e->master + first;
+    case ARENA_GRAD:
+      return e->grads + first;
+    case ARENA_M:
+      return e->m + first - e->shard_first;
+    default:
+      return e->v + first - e->shard_first;
+  }
+}
+static void cuda_read(Engine *e, Arena a, int64_t first, int64_t count, float *dst) {
+  CUDA_CHECK(cudaMemcpyAsync(dst, arena_at(e, a, first), (size_t)count * sizeof(float), cudaMemcpyDeviceToHost, e->stream));
+  CUDA_CHECK(cudaStreamSynchronize(e->stream));
+}
+static void cuda_write(Engine *e, Arena a, int64_t first, int64_t count, const float *src) {
+  CUDA_CHECK(cudaMemcpyAsync(arena_at(e, a, first), src, (size_t)count * sizeof(float), cudaMemcpyHostToDevice, e->stream));
+  CUDA_CHECK(cudaStreamSynchronize(e->stream));
+  if (a == ARENA_PARAM) e->weights_stale = 1;
+}
+static void cuda_read64(Engine *e, Arena a, int64_t first, int64_t count, double *dst) {
+  float *f = (float *)alloc_array(count, sizeof(float), "copy");
+  cuda_read(e, a, first, count, f);
+  for (int64_t i = 0; i < count; i++) dst[i] = f[i];
+  free(f);
+}
+static void cuda_write64(Engine *e, Arena a, int64_t first, int64_t count, const double *src) {
+  float *f = (float *)alloc_array(count, sizeof(float), "copy");
+  for (int64_t i = 0; i < count; i++) f[i] = (float)src[i];
+  cuda_write(e, a, first, count, f);
+  free(f);
+}
+static void *cuda_arena(Engine *e, Arena a) {
+  return a == ARENA_PARAM ? e->master : a == ARENA_GRAD ? e->grads : a == ARENA_M ? e->m : e->v;
+}
+static void cuda_zero_grad(Engine *e) {
+  CUDA_CHECK(cudaMemsetAsync(e->grads, 0, (size_t)e->table->total * sizeof(float), e->stream));
+}
+static void cuda_losses(Engine *e, float *dst) {
+  CUDA_CHECK(cudaMemcpyAsync(dst, e->losses, (size_t)e->B * e->T * sizeof(float), cudaMemcpyDeviceToHost, e->stream));
+  CUDA_CHECK(cudaStreamSynchronize(e->stream));
+}
+static void cuda_loss_scale(Engine *e, double scale) { e->hinted_scale = scale; }
+
+// bf16 columns [first, first+columns) of rows of ld elements, as float.
+static void read_rows(Engine *e, float *dst, const bf16 *src, int64_t rows, int64_t ld, int64_t columns) {
+  uint16_t *raw = (uint16_t *)alloc_array(rows * columns, sizeof(uint16_t), "copy");
+  CUDA_CHECK(cudaMemcpy2DAsync(raw, (size_t)columns * 2, src, (size_t)ld * 2, (size_t)columns * 2, (size_t)rows,
+                               cudaMemcpyDeviceToHost, e->stream));
+  CUDA_CHECK(cudaStreamSynchronize(e->stream));
+  for (int64_t i = 0; i < rows * columns; i++) {
+    uint32_t bits = (uint32_t)raw[i] << 16;
+    memcpy(&dst[i], &bits, 4);
+  }
+  free(raw);
+}
+
+static void cuda_logits(Engine *e, int64_t first, int64_t rows, float *dst) {
+  if (e->carry_new) first += e->history_len - e->carry_new;  // rows of the new tokens
+  for (int64_t r = 0; r < rows; r += e->head_rows) {
+    int64_t n = rows - r < e->head_rows ? rows - r : e->head_rows;
+    head_forward(e, first + r, n);
+    read_rows(e, dst + r * e->c.vocab, e->logits, n, e->table->vocab_rows, e->c.vocab);
+  }
+}
+
+static void cuda_reset_state(Engine *e) { e->history_len = 0; }
+
+// Names as in train_gdn.c, as far as this engine holds the same thing.
+static int64_t cuda_activation(Engine *e, const char *name, double *dst, int64_t max) {
+  int64_t N = (int64_t)e->B * e->T, d = e->c.width, columns = -1, ld = 0;
+  const bf16 *p = NULL;
+  int layer = -1, used = 0;
+  if (!strcmp(name, "logits")) {
+    int64_t rows = e->carry_new ? e->carry_new : N, count = rows * e->c.vocab;
+    float *f = (float *)alloc_array(count, sizeof(float), "logits");
+    cuda_logits(e, 0, rows, f);
+    for (int64_t i = 0; i < count && i < max; i++) dst[i] = f[i];
+    free(f);
+    return count;
+  }
+  if (!strcmp(name, "losses")) {
+    float *f = (float *)alloc_array(N, sizeof(float), "losses");
+    cuda_losses(e, f);
+    for (int64_t i = 0; i < N && i < max; i++) dst[i] = f[i];
+    free(f);
+    return N;
+  }
+  if (sscanf(name, "layers.%d.%n", &layer, &used) == 1 && used && layer >= 0 && layer < e->c.layers && e->set.train) {
+    const LayerActs *a = &e->acts[layer];
+    const LayerLayout *l = &e->table->layers[layer];
+    MixerSizes m = mixer_sizes(&e->c, l, e->B, e->T);
+    const char *n = name + used;
+    int delta = mixer_is_delta(l->mixer);
+    if (!strcmp(n, "x")) p = a->x, columns = ld = d;
+    if (!strcmp(n, "h")) p = a->h, columns = ld = d;
+    if (!strcmp(n, "packed") && !mixer_is_attention(l->mixer)) p = a->packed, columns = ld = m.rows;
+    if (!strcmp(n, "q") && delta) p = a->y, columns = m.key, ld = m.conv_cols;
+    if (!strcmp(n, "k") && delta) p = a->y + m.key, columns = m.key, ld = m.conv_cols;
+    if (!strcmp(n, "q") && mixer_is_attention(l->mixer)) p = a->packed + l->q, columns = m.key, ld = m.rows;
+    if (!strcmp(n, "o") && l->mixer != MIX_MAMBA2) p = a->o, columns = ld = m.val;
+    if (!strcmp(n, "mixer")) p = a->oy, columns = ld = m.val;
+    if (!strcmp(n, "x1") && e->c.ff) p = a->x1, columns = ld = d;
+    if (!strcmp(n, "h1") && e->c.ff) p = a->h1, columns = ld = d;
+    if (!strcmp(n, "gu") && e->c.ff && e->has_targets) p = a->gu, columns = ld = 2 * e->c.ff;
+  }
+  if (!strcmp(name, "x_end")) p = e->x_end, columns = ld = d;
+  if (!strcmp(name, "h_end")) p = e->h_end, columns = ld = d;
+  if (!p) return -1;
+  float *f = (float *)alloc_array(N * columns, sizeof(float), "activation");
+  read_rows(e, f, p, N, ld, columns);
+  for (int64_t i = 0; i < N * columns && i < max; i++) dst[i] = f[i];
+  free(f);
+  return N * columns;
+}
+
+static void cuda_synchronize(Engine *e) { CUDA_CHECK(cudaStreamSynchronize(e->stream)); }
+static int64_t cuda_memory_bytes(const Engine *e) { return e->memory_bytes + e->own_bytes; }
+
+extern "C" const EngineApi engine_cuda = {
+    "cuda",           4,            1,               cuda_check_config, cuda_create,     cuda_destroy,
+    cuda_read,        cuda_write,   cuda_read64,     cuda_write64,      cuda_arena,      model_forward,
+    cuda_losses,      cuda_logits,  model_backward,  cuda_zero_grad,    model_grad_sumsq, model_update,
+    cuda_reset_state, cuda_activation, cuda_synchronize, cuda_memory_bytes, cuda_loss_scale};
+
+// ----------------------------------------------------------------------------
+// main: the program around the model is gdn/trainer.h, the same for both engines
+
+#ifndef GDN_NO_MAIN
+#include "gdn/trainer.h"  // trainer_main
+
+int main(int argc, char **argv) {
+  program_name = "train_gdncu";
+  return trainer_main(argc, argv, &engine_cuda);
+}
+#endif
