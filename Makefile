@@ -4,6 +4,8 @@
 # make train_gdncu     the CUDA trainer (needs nvcc; GPU_ARCH=90a is a Hopper GPU)      make test_gdncu   its check
 # make bench           speed of the CPU engine's parts        make lab   the CUDA kernel lab
 # make sanitize        the tests of readers and layers under AddressSanitizer and UBSan
+# make faults          kill -9, failing disks, damaged files, signals, planted breaks: the long form (faults-quick: a minute)
+# make fuzz            the readers of files and options under libFuzzer (needs clang); FUZZ_SECONDS=60 for each
 # With an MPI (mpicc) the trainer also runs as many ranks: mpirun -np 4 ./train_gdn; scripts/ has examples. Without: MPI=0.
 # Debug build: make train_gdn OPT='-O0 -g'. Portable binary: make MARCH=x86-64-v3.
 
@@ -43,6 +45,8 @@ run: train_gdn
 # ---------------------------------------------------------------------------- tests
 
 TEST_CFLAGS = $(CFLAGS) -DGDN_PLANT -DGDN_NO_MAIN
+FAULT_TOOLS = $(BUILD)/faults/io_faults.so $(BUILD)/faults/engine.o $(BUILD)/faults/damage
+KILLS ?= 500
 TESTS = test_config test_tokenizer test_sampler test_shards test_checkpoint test_layers_f32 test_layers_f64
 
 $(BUILD)/engine_f32.o: train_gdn.c $(HEADERS) $(DEPS)
@@ -64,8 +68,8 @@ $(BUILD)/test_layers_f32: dev/test/test_layers.c train_gdn.c dev/test/check_repo
 	$(CC) $(TEST_CFLAGS) $< -o $@ $(LDLIBS)
 $(BUILD)/test_layers_f64: dev/test/test_layers.c train_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
 	$(CC) $(TEST_CFLAGS) -DGDN_REAL_DOUBLE $< -o $@ $(LDLIBS)
-$(BUILD)/test_config: dev/test/test_config.c $(BUILD)/engine_f32.o $(HEADERS) $(DEPS)
-	$(CC) $(TEST_CFLAGS) -Wno-unknown-pragmas $< $(BUILD)/engine_f32.o -o $@ $(LDLIBS)
+$(BUILD)/test_config: dev/test/test_config.c train_gdn.c $(HEADERS) $(DEPS)
+	$(CC) $(CFLAGS) -DGDN_NO_MAIN $< train_gdn.c -o $@ $(LDLIBS)
 $(BUILD)/test_%: dev/test/test_%.c $(wildcard dev/test/*.h) $(HEADERS) $(DEPS)
 	$(CC) $(CFLAGS) $< -o $@ $(LDLIBS)
 
@@ -73,9 +77,33 @@ $(BUILD)/test_%: dev/test/test_%.c $(wildcard dev/test/*.h) $(HEADERS) $(DEPS)
 	@scripts/setup.sh test
 	@touch $@
 
-test_programs: train_gdn test_gdn $(BUILD)/train_gdn_f64 $(BUILD)/train_gdn_alone $(TESTS:%=$(BUILD)/%)
+test_programs: train_gdn test_gdn $(BUILD)/train_gdn_f64 $(BUILD)/train_gdn_alone $(TESTS:%=$(BUILD)/%) $(FAULT_TOOLS)
 test: test_programs .venv/ok
 	@dev/test/run_all.sh
+
+# kill -9, failing and full disks, damaged files, signals, non-finite values, planted breaks: dev/test/faults/
+$(BUILD)/faults/io_faults.so: dev/test/faults/io_faults.c
+	@mkdir -p $(@D)
+	$(CC) -std=gnu11 -O1 -Wall -Wextra -fPIC -shared $< -o $@ -ldl
+$(BUILD)/faults/engine.o: train_gdn.c $(HEADERS) $(DEPS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DGDN_NO_MAIN -c $< -o $@
+$(BUILD)/faults/damage: dev/test/faults/damage.c $(HEADERS) $(DEPS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SAN_FLAGS) $< -o $@ $(LDLIBS)
+faults-quick: train_gdn $(FAULT_TOOLS)
+	@python3 dev/test/faults/run_faults.py quick
+faults: train_gdn $(FAULT_TOOLS)
+	@python3 dev/test/faults/run_faults.py long $(KILLS)
+
+# the readers of files and options under libFuzzer: dev/test/fuzz/
+FUZZ_TARGETS = shard manifest safetensors config options tokenizer
+FUZZ_SECONDS ?= 60
+$(BUILD)/fuzz/%: dev/test/fuzz/fuzz_%.c dev/test/fuzz/fuzz.h $(HEADERS) $(DEPS)
+	@mkdir -p $(@D)
+	clang -std=c11 -D_GNU_SOURCE -Wall -Wextra -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -I. $< -o $@ -ljansson -lxxhash -lpthread -lm
+fuzz: $(FUZZ_TARGETS:%=$(BUILD)/fuzz/%)
+	@dev/test/fuzz/run_fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 SAN_FLAGS = -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 sanitize: $(DEPS)
@@ -90,7 +118,7 @@ $(BUILD)/bench_cpu: dev/bench/bench_cpu.c train_gdn.c $(HEADERS) $(DEPS)
 bench: $(BUILD)/bench_cpu
 	$(BUILD)/bench_cpu
 
-SOURCES = train_gdn.c test_gdn.c gdn/*.h dev/test/*.c dev/test/*.h dev/bench/*.c
+SOURCES = train_gdn.c test_gdn.c gdn/*.h dev/test/*.c dev/test/*.h dev/test/*/*.c dev/test/*/*.h dev/bench/*.c
 format:
 	clang-format -i $(SOURCES)
 format-check:
@@ -99,7 +127,7 @@ format-check:
 clean:
 	rm -rf $(BUILD) train_gdn train_gdncu test_gdn test_gdncu
 
-.PHONY: ALWAYS all run test test_programs sanitize bench format format-check clean lab
+.PHONY: ALWAYS all run test test_programs faults faults-quick fuzz sanitize bench format format-check clean lab
 .SECONDARY:
 
 # ---------------------------------------------------------------------------- CUDA
@@ -107,7 +135,7 @@ clean:
 # 90a: Hopper with its own instructions; 80, 86, 89 for older cards. One translation unit a heavy operation.
 NVCC     ?= nvcc
 GPU_ARCH ?= 90a
-NVFLAGS   = -std=c++17 -O3 -gencode=arch=compute_$(GPU_ARCH),code=sm_$(GPU_ARCH) -D_GNU_SOURCE -I. -Xcompiler -Wall,-Wextra
+NVFLAGS   = -std=c++17 -O3 -gencode=arch=compute_$(GPU_ARCH),code=sm_$(GPU_ARCH) -D_GNU_SOURCE -I. -Xcompiler -Wall,-Wextra,-fopenmp
 CUDA_BUILD = $(BUILD)/cuda
 CUDA_OPS   = $(CUDA_BUILD)/delta_rule.o $(CUDA_BUILD)/sliding_attention.o
 # binaries that another machine runs: make train_gdncu STATIC=1 takes jansson and xxHash in
@@ -135,4 +163,4 @@ $(CUDA_BUILD)/engine_f32.o: train_gdn.c $(HEADERS) $(DEPS)
 $(CUDA_BUILD)/test_gdncu.o: test_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
 	$(CC) $(TEST_CFLAGS) -DWITH_CUDA -c $< -o $@
 test_gdncu: $(CUDA_BUILD)/test_gdncu.o $(CUDA_BUILD)/engine_cuda.o $(CUDA_OPS) $(CUDA_BUILD)/engine_f32.o $(CUDA_BUILD)/engine_f64.o $(CUDA_BUILD)/engine_bf16.o
-	$(NVCC) $(NVFLAGS) -Xcompiler -fopenmp $^ -o $@ $(CUDA_LIBS)
+	$(NVCC) $(NVFLAGS) $^ -o $@ $(CUDA_LIBS)

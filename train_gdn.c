@@ -87,6 +87,43 @@ static inline void ROUND(real *x, int64_t n) { (void)x, (void)n; }
 #define rounded(copy, x, n) ((void)(copy), (x))
 #endif
 
+// exp(x) and 2^x for x <= 0 (rounding above it does no harm), in a form that compilers turn into vector instructions:
+// x = n log(2) + r with |r| <= log(2)/2, a polynomial in r, then n into the exponent's bits. Within 2 ulp of the true
+// value; far below 2^-126 they are 0; NaN stays NaN. In double the library's functions.
+#ifdef GDN_REAL_DOUBLE
+static inline real exp_nonpositive(real x) { return exp(x); }
+static inline real exp2_nonpositive(real x) { return exp2(x); }
+#else
+#define TO_INTEGER 12582912.0f  // 1.5 * 2^23: after adding it, the last bits hold the nearest integer
+
+static inline float exp_scaled(float r, float shifted) {  // exp(r) 2^n, shifted = n + TO_INTEGER
+  // the coefficients of Cephes' expf
+  float p = 1.9875691e-4f;
+  p = p * r + 1.3981999e-3f;
+  p = p * r + 8.3334519e-3f;
+  p = p * r + 4.1665796e-2f;
+  p = p * r + 1.6666665e-1f;
+  p = p * r + 5.0000001e-1f;
+  p = p * r * r + r + 1;
+  uint32_t bits;
+  memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 127) << 23;  // n = -127 gives 0
+  float power;
+  memcpy(&power, &bits, sizeof power);
+  return p * power;
+}
+static inline real exp_nonpositive(real x) {
+  x = x < -88 ? -88 : x;
+  float shifted = x * 1.44269504f + TO_INTEGER, n = shifted - TO_INTEGER;
+  return exp_scaled(x - n * 0.693359375f + n * 2.12194440e-4f, shifted);  // log(2) in two parts, the first exact
+}
+static inline real exp2_nonpositive(real x) {
+  x = x < -127 ? -127 : x;
+  float shifted = x + TO_INTEGER;
+  return exp_scaled((x - (shifted - TO_INTEGER)) * 0.693147181f, shifted);
+}
+#endif
+
 static inline real sigmoid(real x) {
   real e = exp_nonpositive(-R(fabs)(x));
   return (x >= 0 ? 1 : e) / (1 + e);

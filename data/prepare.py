@@ -44,7 +44,7 @@ BYTES_VOCAB, BYTES_BOS = 257, 256
 class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message):
-        print(f"prepare.py: error: {message} (--help lists the options)", file=sys.stderr)
+        print(f"{self.prog}: error: {message} (--help lists the options)", file=sys.stderr)
         sys.exit(2)
 
 

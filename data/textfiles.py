@@ -3,12 +3,13 @@
 A task is a tuple that a worker turns into documents with `documents(task)`:
     ("lines", path, number of the first line, bytes)   JSON lines
     ("text", path, offset, bytes)                      one document
-    ("rows", path, row group, text column, id column)  parquet, which the worker reads itself
+    ("rows", path, row group, first row, rows, text column, id column)  parquet, which the worker reads itself
 """
 
 import codecs
 import gzip
 import io
+import itertools
 import json
 import os
 import zlib
@@ -17,6 +18,7 @@ from shardfile import DataError
 
 KINDS = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 PIECE = 1 << 20  # bytes of JSON lines in a task
+ROWS_PIECE = 1 << 26  # bytes of text of a row group in a task, about
 
 
 def kind_of(path):
@@ -144,15 +146,28 @@ def _parquet_tasks(path, columns, size):
 
     try:
         with pq.ParquetFile(path) as f:
-            names, groups = f.schema_arrow.names, f.metadata.num_row_groups
+            names, metadata = f.schema_arrow.names, f.metadata
     except (pyarrow.ArrowException, OSError) as e:
         raise DataError(f"{path}: cannot read as parquet: {_line(e)}")
     if columns[0] not in names:
         raise DataError(f"{path}: no column '{columns[0]}'; it has {', '.join(names)}: choose one with --text-field")
     if columns[1] not in names:
         columns = (columns[0], None)
-    for group in range(groups):
-        yield ("rows", path, group) + columns, size * (group + 1) // groups
+    groups = metadata.num_row_groups
+    for number in range(groups):
+        group = metadata.row_group(number)
+        rows, text_bytes = group.num_rows, column_bytes(group, columns[0])
+        # A large row group is several tasks. Each reads the rows before its own too; that is quick beside tokenizing.
+        step = max(1, -(-rows // max(1, -(-text_bytes // ROWS_PIECE))))
+        for first in range(0, rows, step):
+            done = number + min(first + step, rows) / rows
+            yield ("rows", path, number, first, min(step, rows - first)) + columns, int(size * done / groups)
+
+
+def column_bytes(group, name):
+    """Uncompressed size of a column of a row group."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == name)
 
 
 def _line(e):
@@ -196,25 +211,36 @@ def _json_document(where, line, text_field, id_field):
     return text, key if isinstance(key, str) else None, None
 
 
-def _parquet_documents(path, group, text_column, id_column):
+def _parquet_documents(path, group, first, rows, text_column, id_column):
     import pyarrow
     import pyarrow.parquet as pq
 
+    number = 0  # of the row in its group
     try:
-        with pq.ParquetFile(path) as f:
-            table = f.read_row_group(group, [c for c in (text_column, id_column) if c], use_threads=False)
-            texts = table.column(text_column).to_pylist()
-            keys = table.column(id_column).to_pylist() if id_column else [None] * len(texts)
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as f:
+            columns = [c for c in (text_column, id_column) if c]
+            for batch in f.iter_batches(64, row_groups=[group], columns=columns, use_threads=False):
+                if number >= first + rows:
+                    return
+                if number + len(batch) <= first:
+                    number += len(batch)
+                    continue
+                keys = batch.column(id_column) if id_column else itertools.repeat(None)
+                for text, key in zip(batch.column(text_column), keys):
+                    if first <= number < first + rows:
+                        yield _row(path, group, number, text_column, text.as_py(), key and key.as_py())
+                    number += 1
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as e:
         raise DataError(f"{path}: row group {group}: damaged or not UTF-8: {_line(e)}")
-    for row, (text, key) in enumerate(zip(texts, keys)):
-        if isinstance(text, str):
-            yield text, key if isinstance(key, str) else None, None
-        else:
-            yield None, None, (
-                f"{path}: row {row} of row group {group}: the column '{text_column}' holds "
-                f"{type(text).__name__}, needed a string"
-            )
+    if number < first + rows:
+        raise DataError(f"{path}: row group {group}: ends after {number} rows, needed {first + rows}")
+
+
+def _row(path, group, number, column, text, key):
+    if isinstance(text, str):
+        return text, key if isinstance(key, str) else None, None
+    where = f"{path}: row {number} of row group {group}"
+    return None, None, f"{where}: the column '{column}' holds {type(text).__name__}, needed a string"
 
 
 def decode_separator(text):

@@ -1,6 +1,7 @@
 """Worker processes that tokenize: a task (textfiles.py) in, the tokens of its documents out."""
 
 import contextlib
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import signal
@@ -8,6 +9,7 @@ import signal
 import numpy as np
 import xxhash
 
+import cuts
 import shardfile
 import textfiles
 from shardfile import DataError
@@ -23,10 +25,26 @@ class Worker:
         if tokenizer:
             import sentencepiece
 
-            self.model = sentencepiece.SentencePieceProcessor(model_file=tokenizer)
+            with open(tokenizer, "rb") as f:
+                model = f.read()
+            self.model = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self.can_cut, self.space = cuts.can_cut(model), self.model.piece_to_id(cuts.SPACE)
 
     def encode(self, text, raw):
+        """BOS and the tokens of one document; ValueError if it is too long."""
+        if self.model and self.can_cut:
+            parts, dropped = cuts.cut(text)
+            tokens = [np.array([self.bos], self.dtype)]
+            for first in range(0, len(parts), 1024):
+                ids = self.model.encode(parts[first : first + 1024], num_threads=1)
+                for i in dropped:
+                    if first <= i < first + 1024 and ids[i - first].pop(0) != self.space:
+                        raise DataError("the tokenizer does not begin a text with a space: cuts.py is wrong here", 70)
+                tokens.append(np.fromiter(itertools.chain.from_iterable(ids), self.dtype))
+            return np.concatenate(tokens)
         if self.model:
+            if len(text) > cuts.LONGEST_WHOLE:
+                raise ValueError(f"has {len(text)} characters, more than {cuts.LONGEST_WHOLE}")
             return np.array([self.bos] + self.model.encode(text), self.dtype)
         return np.concatenate((np.array([self.bos], self.dtype), np.frombuffer(raw, np.uint8)), dtype=self.dtype)
 
@@ -63,7 +81,13 @@ def worker_run(task):
         if not text:
             continue
         raw = text.encode("utf-8")
-        tokens.append(worker.encode(text, raw))
+        try:
+            tokens.append(worker.encode(text, raw))
+        except ValueError as e:
+            if not worker.skip_bad:
+                raise DataError(f"{task[1]}: the document that begins with {text[:40]!r} {e}; --skip-bad leaves it out")
+            bad += 1
+            continue
         sizes.append(len(raw))
         hashes.append(xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass") if key else raw))
     lengths = [len(t) for t in tokens]

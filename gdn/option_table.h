@@ -53,6 +53,7 @@ typedef struct {
   int64_t eval_every, eval_batches, sample_every, log_every;  // 0: never; eval_batches 0: all
   int buckets;                          // eval: mean loss in this many equal ranges of position, 0: not wanted
   char write_logits[OPTION_PATH_SIZE];  // eval: file for the logits, "" none
+  char tensorboard[OPTION_PATH_SIZE];   // "on", "off" or a folder
   // checkpoints
   int64_t save_every, keep, keep_every;  // 0: only at the end; all; none
   char resume[OPTION_PATH_SIZE];         // "auto", "none" or a checkpoint's folder
@@ -248,6 +249,8 @@ static const Option option_table[] = {
      "eval: mean loss in this many equal ranges of position, 0 for none"},
     {"write-logits", GROUP_EVAL, OPT_TEXT, AT(write_logits), "", 0, 0, NULL, "FILE", NULL,
      "eval: write the logits of the first micro-batch to a safetensors file; empty: no"},
+    {"tensorboard", GROUP_EVAL, OPT_TEXT, AT(tensorboard), "off", 0, 0, NULL, "on|off|DIR", "on",
+     "write TensorBoard event files too: into the run's folder, not, or into this folder"},
 
     {"save-every", GROUP_CHECKPOINT, OPT_INT64, AT(save_every), "1000", 0, MANY, NULL, "STEPS", NULL,
      "steps between two checkpoints, 0 for only one at the end"},

@@ -26,7 +26,7 @@ typedef struct {
 typedef enum { RECIPE_TINY, RECIPE_10B, RECIPE_15B, RECIPE_100B } RecipeKind;
 
 static const Recipe recipes[] = {
-    {16, 128, 0, 400, 0, 3e-3, 40},
+    {32, 64, 0, 600, 0, 5e-3, 60},
     {8, 4096, 524288, 0, 10000000000, 4e-4, -1},
     {8, 4096, 524288, 0, 15000000000, 4e-4, -1},
     {8, 4096, 524288, 0, 100000000000, 4e-4, -1},
@@ -47,7 +47,7 @@ static const Preset presets[] = {
     {"tiny-gdn2", "gdn2", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
     {"tiny-kda", "kda", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
     {"tiny-deltanet", "deltanet", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
-    {"tiny-mamba2", "mamba2", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
+    {"tiny-mamba2", "mamba2", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 16, 32, RECIPE_TINY},
     {"tiny-swa", "swa", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
     {"tiny-attn", "attn", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
     {"tiny-h1", "gdn swa", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},

@@ -34,6 +34,7 @@
 #include "sample.h"
 #include "saver.h"
 #include "schedule.h"
+#include "tensorboard.h"
 #include "watchdog.h"
 
 enum { TRAIN_SAVE_FAILURES = 3 };  // failed saves in a row that end the run
@@ -59,6 +60,7 @@ typedef struct {
   RunPlan plan;
   RunLock lock;
   Log log;
+  EventFile events;
   StopWatch stop;
   CheckpointSettings checkpoints;
   Saver saver;
@@ -266,6 +268,7 @@ static inline int train_evaluate(Trainer *t, Error *err) {
     v.loss_sum = sums[0], v.counted = (int64_t)sums[1], v.bytes = (int64_t)sums[2];
     double loss = evaluation_loss(&v), ms = 1e3 * (monotonic_seconds() - begin);
     log_eval(&t->log, t->step, NULL, loss, v.counted, ms);
+    event_file_value(&t->events, t->step, "val/loss", loss);
     printf("eval step %lld | loss %.6f | perplexity %.4g", (long long)t->step, loss, exp(loss));
     if (v.bytes) printf(" | bits/byte %.4f", evaluation_bits_per_byte(&v));
     printf(" | %lld tokens | %.0f ms\n", (long long)v.counted, ms);
@@ -317,6 +320,7 @@ static inline int train_between(Trainer *t, int last, Error *err) {
 static inline void train_report(Trainer *t, const LogStep *s) {
   char line[512];
   log_step(&t->log, s);
+  event_file_step(&t->events, s);
   if (s->skipped) {
     snprintf(line, sizeof line,
              "update skipped: loss %g, gradient norm %g at positions %lld to %lld of the sample order", s->loss,

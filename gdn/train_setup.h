@@ -297,6 +297,7 @@ static inline int trainer_start_records(Trainer *t, Error *err) {
     code = log_open(&t->log, t->plan.out, t->plan.resumes ? t->step : -1, err);
   else
     t->log.fd = -1;  // rank 0 keeps the log
+  if (t->comm->rank == 0 && !code) code = event_file_open(&t->events, o->tensorboard, t->plan.out, t->step, err);
   if ((code = train_agree(t, "the log", code, err))) return code;
   known[0] = t->log.last_eval;
   comm_broadcast(t->comm, "what was done before", known, sizeof known, 0);
@@ -323,6 +324,7 @@ static inline void trainer_close(Trainer *t) {
   saver_stop(&t->saver);
   loader_stop(&t->loader);
   if (t->log.path[0]) log_close(&t->log);
+  event_file_close(&t->events);
   if (t->lock.path[0]) runlock_release(&t->lock);
   model_free(&t->model);
   if (t->has_tokenizer) tokenizer_free(&t->tokenizer);

@@ -223,6 +223,7 @@ static MAYBE_UNUSED int trainer_main(int argc, char **argv, const EngineApi *api
   memset(&err, 0, sizeof err);
   if (comm_start(&comm, &err)) fail_error(&err);
   program_rank = comm.rank;
+  setvbuf(stdout, NULL, _IOLBF, 0);  // a pipe or a file shows each line as it is printed, as a terminal does
   if (comm.rank && !freopen("/dev/null", "w", stdout)) fail(EXIT_CONFIG, "/dev/null: %s", strerror(errno));
   Config c;
   int code = options_parse_argv(&o, argc, argv, &err);

@@ -25,12 +25,12 @@ export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 mpirun -np "${SLURM_NTASKS:?start this with sbatch}" --map-by slot:PE="$OMP_NUM_THREADS" ./train_gdn \
   --model tiny-gdn --out "$OUT" --resume auto --save-every 100 "$@" &
 pid=$!
-trap 'kill -USR1 $pid' USR1
-wait $pid
-code=$?
-while kill -0 $pid 2>/dev/null; do # a signal ends `wait` early
+asked=1
+trap 'asked=1; kill -USR1 $pid' USR1
+while [ $asked = 1 ]; do # the signal ends `wait` early
+  asked=0
   wait $pid
   code=$?
 done
-if [ $code = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
-exit $code
+if [ "$code" = 75 ]; then scontrol requeue "${SLURM_JOB_ID:?}"; fi
+exit "$code"

@@ -4,9 +4,8 @@
 //
 // 1. The machine: multiply-adds in registers, and copies in memory and in cache. These give the floor of every other
 //    line: the larger of (operations / peak) and (bytes that must move / copy bandwidth in cache), which no code beats.
-// 2. Matrix products at a small model's shapes, beside OpenBLAS in the same run. Exit status 1 when a product takes
-// more
-//    than 3 times OpenBLAS's time, or when the two results differ.
+// 2. Matrix products at a small model's shapes, beside OpenBLAS in the same run. Exit status 1 when one takes more than
+//    3 times OpenBLAS's time, when the two results differ, or when the engine's exponential is inaccurate.
 // 3. Whole training steps of four models, and each of their parts, timed one by one on the buffers of the model.
 // Every time is the least of many repeats, so that other work on the machine disturbs it little. Operations are those
 // that the method needs (causal halves are counted as halves); exponentials are not counted.
@@ -72,14 +71,22 @@ static double fma_flops(int64_t n) {  // floating-point operations of n rounds, 
   return 2.0 * LANES * CHAINS * (double)n;
 }
 
+static void fma_on_all(int64_t n) {
+#pragma omp parallel
+  fma_flops(n);
+}
+
 static double fma_rate(void) {  // of all threads together
   double best;
   const int64_t n = 400000;
-  LEAST(best, , {
-#pragma omp parallel
-    fma_flops(n);
-  });
+  LEAST(best, , fma_on_all(n));
   return 2.0 * LANES * CHAINS * (double)n * omp_get_max_threads() / best;
+}
+
+static void copy_on_all(char *to, const char *from, int64_t part, int passes) {
+#pragma omp parallel
+  for (int p = 0; p < passes; p++)
+    memcpy(to + part * omp_get_thread_num(), from + part * omp_get_thread_num(), (size_t)part);
 }
 
 static double copy_rate(int64_t bytes) {  // bytes read and written per second, arrays of `bytes`, split over threads
@@ -87,16 +94,10 @@ static double copy_rate(int64_t bytes) {  // bytes read and written per second, 
   double best;
   int threads = omp_get_max_threads(), passes = bytes < (1 << 24) ? 16 : 1;
   memset(a, 1, (size_t)bytes), memset(b, 2, (size_t)bytes);
-  LEAST(best, , {
-#pragma omp parallel num_threads(threads)
-    {
-      int64_t part = bytes / threads / 64 * 64, at = part * omp_get_thread_num();
-      for (int p = 0; p < passes; p++) memcpy(b + at, a + at, (size_t)part);
-}
-});
-double moved = 2.0 * (double)(bytes / threads / 64 * 64 * threads) * passes;
-free(a), free(b);
-return moved / best;
+  LEAST(best, , copy_on_all(b, a, bytes / threads / 64 * 64, passes));
+  double moved = 2.0 * (double)(bytes / threads / 64 * 64 * threads) * passes;
+  free(a), free(b);
+  return moved / best;
 }
 
 static void bench_machine(void) {
@@ -116,14 +117,21 @@ static void bench_machine(void) {
          copy_cache / 1e9);
 }
 
+__attribute__((noinline)) static void exp_library(real *y, const real *x, int n) {
+  for (int i = 0; i < n; i++) y[i] = R(exp)(x[i]);
+}
+__attribute__((noinline)) static void exp_ours(real *y, const real *x, int n) {
+  for (int i = 0; i < n; i++) y[i] = exp_nonpositive(x[i]);
+}
+
 // The exponential behind SiLU, softmax and decay, against the library's. Returns 1 when its error is above 2 ulp.
 static int bench_exp(void) {
   enum { COUNT = 1 << 16 };
   static real x[COUNT], y[COUNT];
   double ours, library, worst = 0;
   for (int i = 0; i < COUNT; i++) x[i] = (real)(-87.0 * i / COUNT);
-  LEAST(library, , for (int i = 0; i < COUNT; i++) y[i] = R(exp)(x[i]));
-  LEAST(ours, , for (int i = 0; i < COUNT; i++) y[i] = exp_nonpositive(x[i]));
+  LEAST(library, , exp_library(y, x, COUNT));
+  LEAST(ours, , exp_ours(y, x, COUNT));
   for (int i = 0; i < COUNT; i++) {
     int exponent;
     double want = exp((double)x[i]), error;
@@ -514,6 +522,9 @@ int main(int argc, char **argv) {
       fail(EXIT_USAGE, "%s %s: needed --threads N (1 to 1024), --seconds S (at most 60), --model \"MIXERS\", --steps N",
            argv[i], value ? value : "without a value");
   }
+  Config parsed = config_default();
+  Error err = {0, ""};
+  if (model && pattern_parse(model, &parsed, &err)) fail(err.code, "--model: %s", err.text);
   if (steps) {
     bench_model(model ? model : "gdn", steps);
     return 0;

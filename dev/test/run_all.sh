@@ -13,12 +13,15 @@ rm -rf "$logs" && mkdir -p "$logs"
 # the longest first, so that two cores finish together
 list="test_gdn|./test_gdn
 test_trainer|$python dev/test/test_trainer.py
+faults_quick|$python dev/test/faults/run_faults.py quick
 test_ranks|$python dev/test/test_ranks.py
 test_layers_f64|$build/test_layers_f64
 test_layers_f32|$build/test_layers_f32
 test_checkpoint|$build/test_checkpoint
 test_headers|dev/test/test_headers.sh
 test_prepare|$python dev/test/test_prepare.py
+test_run_scripts|$python dev/test/test_run_scripts.py
+test_tensorboard|$python dev/test/test_tensorboard.py
 test_tokenizer_python|$python dev/test/test_tokenizer.py
 test_shards|$build/test_shards
 test_tokenizer|$build/test_tokenizer

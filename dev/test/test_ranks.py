@@ -61,17 +61,14 @@ def command(ranks, args, program=F32):
 
 def run(ranks, args, want=0, fault=None, program=F32, **more):
     """Runs as this many ranks (1: without mpirun); checks the exit code; returns (stdout, stderr)."""
-    p = subprocess.run(command(ranks, args, program), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, timeout=60,
-                       env=environment(fault, **more))
-    out, err = p.stdout.decode(errors="replace"), p.stderr.decode(errors="replace")
-    good = p.returncode in want if isinstance(want, tuple) else p.returncode == want
-    check(good, f"{ranks} ranks {' '.join(args)}\n    exit {p.returncode}, needed {want}\n    {out[-300:]}\n    {err[-900:]}")
+    code, out, err = finish(start(ranks, args, fault, program, **more), 60)
+    check(code == want, f"{ranks} ranks {' '.join(args)}\n    exit {code}, needed {want}\n    {out[-300:]}\n    {err[-900:]}")
     return out, err
 
 
-def start(ranks, args, fault=None):
-    return subprocess.Popen(command(ranks, args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, bufsize=0,
-                            env=environment(fault))
+def start(ranks, args, fault=None, program=F32, **more):
+    return subprocess.Popen(command(ranks, args, program), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, bufsize=0,
+                            env=environment(fault, **more))
 
 
 def read_until(p, text):
@@ -87,9 +84,8 @@ def finish(p, seconds=30):
     try:
         out, err = p.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        for pid in rank_pids(p).values():
+        for pid in [*rank_pids(p).values(), p.pid]:
             os.kill(pid, signal.SIGKILL)
-        p.kill()
         p.communicate()
         raise Failure(f"the job was still there after {seconds} s")
     return p.returncode, out.decode(errors="replace"), err.decode(errors="replace")
@@ -174,8 +170,9 @@ def split(program, limit, name, rows, splits, args):
         check(ranks * batch * count == rows, f"{ranks} x {batch} x {count} rows")
         out = f"{name}-{ranks}-{batch}-{count}"
         # AdamW moves a weight by lr whatever the size of its gradient, be it all rounding; a large eps keeps those still
-        run(ranks, RUN + args + ["--adam-eps", "1e-5" if program == F64 else "0.01", "--steps", "5", "--batch", str(batch), "--total-batch", str(16 * rows), "--out", out],
-            fault="dump@5", program=program)
+        eps = "1e-5" if program == F64 else "0.01"
+        run(ranks, RUN + args + ["--adam-eps", eps, "--steps", "5", "--batch", str(batch), "--total-batch", str(16 * rows),
+                                 "--out", out], fault="dump@5", program=program)
         weights = [doubles(os.path.join(ROOT, out, f"weights-{r}.f64")) for r in range(ranks)]
         check(all(w == weights[0] for w in weights), f"{out}: the ranks hold different weights")
         if not first:
@@ -242,7 +239,8 @@ def model_bytes(out, step, name="model.safetensors"):
 
 
 def test_initial_weights():
-    still = ["--lr", "0", "--min-lr", "0", "--warmup", "0", "--weight-decay", "0", "--steps", "1", "--batch", "2", "--total-batch", "192"]
+    still = ["--lr", "0", "--min-lr", "0", "--warmup", "0", "--weight-decay", "0", "--steps", "1", "--batch", "2",
+             "--total-batch", "192"]
     for ranks in (1, 2, 3):
         run(ranks, RUN + still + ["--out", f"init-{ranks}"])
     for ranks in (2, 3):

@@ -1,0 +1,25 @@
+#!/bin/bash
+# gdn_400m_15b.sh: Gated DeltaNet with 400M parameters on 15B tokens: the size of the
+# ablations of arXiv 2412.06464 (tables S.1 and S.2).
+#
+# COST SHEET
+#   parameters    400,102,104: 350,948,568 in the blocks, 49,153,536 in the final norm and the embedding,
+#                 which is the head too
+#   tokens        15B of FineWeb-Edu, Llama-2's tokenizer: 28,610 steps of 524,288 (128 rows of 4,096)
+#   learning rate 4e-4, warm-up over 150M tokens (286 steps), cosine to 4e-5
+#   open          the text of the paper says 1B tokens of warm-up, its code 1% of the run
+#   memory        31.5 GiB of an H200 at micro-batches of 8 rows (--dry-run)
+#   disk          30 GB of shards, 4.5 GiB for a checkpoint: the newest 2 and one every 5,000 steps are kept
+#   speed         @TOKS_gdn-400m@ tokens/s measured on one H200
+# @COSTS_gdn-400m@
+# scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
+NAME=gdn_400m_15b PRESET=gdn-400m PARAMETERS=400102104 RATE=@TOKS_gdn-400m@
+TOKENS=${TOKENS:-15B} # whole run; the environment may shorten it
+options=(
+  --lr 4e-4 --min-lr 4e-5 --warmup-tokens 150M --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1
+  --weight-decay 0.1 --decay-all on # on every parameter, as the papers' code has it
+  --seed 3407 --eval-every 250 --keep 2 --keep-every 5000
+)
+
+cd "$(dirname "$0")/.." && [ -e scripts/train_loop.sh ] || cd "${SLURM_SUBMIT_DIR:-.}" || exit 3
+. scripts/train_loop.sh

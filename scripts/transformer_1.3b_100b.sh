@@ -1,0 +1,25 @@
+#!/bin/bash
+# transformer_1.3b_100b.sh: a Transformer (RoPE, SwiGLU, full attention) with 1.3B parameters on 100B tokens,
+# the baseline of both papers.
+#
+# COST SHEET
+#   parameters    1,453,411,584: 1,305,953,280 in the blocks, 147,458,304 in the final norm and the embedding,
+#                 with a head of its own
+#   tokens        100B of FineWeb-Edu, Llama-2's tokenizer: 190,734 steps of 524,288 (128 rows of 4,096)
+#   learning rate 4e-4, warm-up over 1B tokens (1,907 steps), cosine to 4e-5
+#   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
+#   memory        58.6 GiB of an H200 at micro-batches of 8 rows (--dry-run)
+#   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
+#   speed         @TOKS_transformer-1.3b@ tokens/s measured on one H200
+# @COSTS_transformer-1.3b@
+# scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
+NAME=transformer_1.3b_100b PRESET=transformer-1.3b PARAMETERS=1453411584 RATE=@TOKS_transformer-1.3b@
+TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
+options=(
+  --lr 4e-4 --min-lr 4e-5 --warmup-tokens 1B --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1
+  --weight-decay 0.1 --decay-all on # on every parameter, as the papers' code has it
+  --seed 3407 --eval-every 250 --keep 2 --keep-every 20000
+)
+
+cd "$(dirname "$0")/.." && [ -e scripts/train_loop.sh ] || cd "${SLURM_SUBMIT_DIR:-.}" || exit 3
+. scripts/train_loop.sh
