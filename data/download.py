@@ -195,12 +195,12 @@ def download(url, path, size, checksum, retries, stop, progress, warn):
                 raise
             reason = _line(e)
         now = os.path.getsize(part) if os.path.exists(part) else 0
-        failures = 1 if now > before else failures + 1
+        failures = 0 if now > before else failures + 1
         if failures > retries or bad > 2:
             kept = f"; {now} of {size} bytes are kept: run it again to go on" if now else ""
             raise DataError(f"{path}: cannot download {url}: {reason}{kept}")
         warn(f"{path}: {reason}; trying again")
-        if stop.wait(backoff(failures - 1) if wait is None else wait):
+        if stop.wait(backoff(max(failures - 1, 0)) if wait is None else wait):
             raise Stopped()
 
 

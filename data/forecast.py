@@ -35,14 +35,14 @@ def _text_bytes(run, files):
     return int(total)
 
 
-def _measure(run, files, tokenizer):
+def _measure(run, files, tokenizer, vocab):
     """(tokens a byte, bytes a second, True) of the first half MB of text, or the assumptions and False."""
     o = run.o
     assumed = (1.0, 50e6, False) if o.bytes else (TOKENS_PER_BYTE, ENCODE_SPEED, False)
     path = next((p for p in (run.source_path(f) for f, _, _ in files) if os.path.exists(p)), None)
-    if not path or (not o.bytes and not os.path.exists(tokenizer)):
+    if not path or (not o.bytes and not tokenizer):
         return assumed
-    worker = workers.Worker(None if o.bytes else tokenizer, 65536, 1, True)
+    worker = workers.Worker(tokenizer, vocab, 0, True)
     tokens = text_bytes = 0
     with contextlib.suppress(DataError, ValueError):  # its stage will say so
         began = time.process_time()
@@ -60,9 +60,12 @@ def _measure(run, files, tokenizer):
     return assumed
 
 
-def forecast(run, files, tokenizer):
-    """{stage: [bytes of disk still needed, hours still needed, what]} and a note on where the numbers come from."""
-    o, result = run.o, {}
+def forecast(run, files, tokenizer, vocab):
+    """tokenizer: its file, or None: bytes, or not there yet.
+
+    Returns {stage: [bytes of disk still needed, hours still needed, what]} and a note on where the numbers come from.
+    """
+    o, result, width = run.o, {}, shardfile.token_dtype(vocab).itemsize
     done = {s: run.journal(s).done for s in ("fetch", "tokenize", "shuffle")}
     size = sum(s for _, s, _ in files)
     left = 0
@@ -87,8 +90,7 @@ def forecast(run, files, tokenizer):
         result["tokenize"] = [0, 0.0, f"{tokens} tokens"]
     else:
         text_bytes = _text_bytes(run, files)
-        per_byte, speed, measured = _measure(run, files, tokenizer)
-        width = shardfile.token_dtype(257 if o.bytes else _vocab(tokenizer)).itemsize
+        per_byte, speed, measured = _measure(run, files, tokenizer, vocab)
         tokens = int(text_bytes * per_byte)
         token_bytes = int(tokens * width * 1.03)  # and the index, and some room
         rest = max(0, token_bytes - written)
@@ -100,23 +102,11 @@ def forecast(run, files, tokenizer):
             f"{per_byte:.3f} tokens a byte; {o.jobs} jobs"
         )
 
-    width = 2
     moving = min(token_bytes, o.segment_bytes) + min(token_bytes, o.shard_tokens * width + o.bucket_bytes)
     room = token_bytes + moving if o.keep_tokens else moving
     result["shuffle"] = [0, 0.0, ""] if done["shuffle"] else [room, 4 * token_bytes / DISK_SPEED / 3600, ""]
     result["verify"] = [0, (size / HASH_SPEED + token_bytes / DISK_SPEED) / 3600, f"{o.samples} documents compared"]
     return result, note
-
-
-def _vocab(tokenizer):
-    import sentencepiece
-
-    if not os.path.exists(tokenizer):
-        return 32000
-    try:
-        return sentencepiece.SentencePieceProcessor(model_file=tokenizer).vocab_size()
-    except Exception:  # RuntimeError of several kinds; loading it in its stage says what is wrong
-        return 32000
 
 
 def _free(folder):
@@ -125,9 +115,9 @@ def _free(folder):
     return shutil.disk_usage(folder).free
 
 
-def check_disk(run, stages, files, tokenizer):
+def check_disk(run, stages, files, *tokenizer):
     """DataError when the disk has no room for what these stages will write."""
-    result, _ = forecast(run, files, tokenizer)
+    result, _ = forecast(run, files, *tokenizer)
     need = sum(result[s][0] for s in stages)
     free, keep = _free(run.o.out), int(run.o.keep_free * 1e9)
     if need > free - keep:
@@ -139,9 +129,9 @@ def check_disk(run, stages, files, tokenizer):
         )
 
 
-def table(run, stages, files, tokenizer):
+def table(run, stages, files, *tokenizer):
     """The text of --dry-run."""
-    result, note = forecast(run, files, tokenizer)
+    result, note = forecast(run, files, *tokenizer)
     lines = [f"{'stage':<10}{'state':<8}{'disk GB':>10}{'hours':>9}  what"]
     for s in stages:
         disk, hours, what = result[s]

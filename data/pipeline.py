@@ -78,7 +78,12 @@ def parse_options(dataset, argv):
     add("stage", choices=STAGES + ("all",))
     if len(dataset.configs) > 1:
         sizes = ", ".join(dataset.configs)
-        add("--config", choices=list(dataset.configs), default=default_config, help=f"{sizes} (default {default_config})")
+        add(
+            "--config",
+            choices=list(dataset.configs),
+            default=default_config,
+            help=f"{sizes} (default {default_config})",
+        )
     add(
         "--from",
         dest="inputs",
@@ -102,7 +107,13 @@ def parse_options(dataset, argv):
         metavar="P",
         help=f"share of the documents for validation, by a hash of id or text (default {dataset.val_fraction:g})",
     )
-    add("--shard-tokens", type=number(int, 1, 10**12), default=10**9, metavar="N", help="of a shard (default 1000000000)")
+    add(
+        "--shard-tokens",
+        type=number(int, 1, 10**12),
+        default=10**9,
+        metavar="N",
+        help="of a shard (default 1000000000)",
+    )
     add("--seed", type=number(int, 0, 2**63 - 1), default=dataset.seed, metavar="N", help="of the shuffle (default 1)")
     add("--text-field", default="text", metavar="NAME", help="field or column of the text (default text)")
     add("--id-field", default="id", metavar="NAME", help="field or column of the id (default id)")
@@ -289,22 +300,30 @@ def tokenizer_path(o):
     return os.path.join(o.out, f"{o.tokenizer}-tokenizer.model") if o.tokenizer in TOKENIZERS else o.tokenizer
 
 
+def have_tokenizer(o):
+    """Whether the tokenizer's file is there; one that is given by name must have its hash."""
+    path = tokenizer_path(o)
+    if o.tokenizer not in TOKENIZERS:
+        return True  # loading it says what is wrong
+    if not os.path.exists(path):
+        return False
+    checksum = TOKENIZERS[o.tokenizer][3]
+    found = download.hash_file(path, checksum)
+    if found != checksum:
+        raise DataError(f"{path}: damaged: its SHA-256 is {found}, needed {checksum}: remove it")
+    return True
+
+
 def fetch_tokenizer(run):
     """Downloads a tokenizer that is given by name; its hash is part of this program."""
     o = run.o
-    if o.bytes or o.tokenizer not in TOKENIZERS:
+    if o.bytes or have_tokenizer(o):
         return
     repo, file, size, checksum = TOKENIZERS[o.tokenizer]
-    path = tokenizer_path(o)
-    if os.path.exists(path):
-        found = download.hash_file(path, checksum)
-        if found != checksum:
-            raise DataError(f"{path}: damaged: its SHA-256 is {found}, needed {checksum}: remove it")
-        return
     url = download.hub_url(repo, file, "main", "model")
     nothing = lambda *_: None  # noqa: E731
     try:
-        download.download(url, path, size, checksum, o.retries, threading.Event(), nothing, nothing)
+        download.download(url, tokenizer_path(o), size, checksum, o.retries, threading.Event(), nothing, nothing)
     except DataError as e:
         raise DataError(f"{e.text}; --tokenizer FILE takes one that is on this machine", e.code)
 
@@ -341,12 +360,17 @@ def shuffle(run):
     o, tokens = run.o, run.finished("tokenize")
     _, vocab, bos, eos, sha = load_tokenizer(run)
     dtype, j, began = shardfile.token_dtype(vocab), run.journal("shuffle"), time.time()
+    used = tokens.entries[0]["tokenizer"]
+    if used != sha.hex():
+        raise DataError(f"{run.folder}: tokenized with tokenizer {used}, now it is {sha.hex()}: use the same")
     if not j.entries and prepare.existing(o):
         raise DataError(
             f"{prepare.existing(o)[0]}: exists already: choose another --name or --out, or replace it with --force"
         )
-    count = j.entries[0]["buckets"] if j.entries else buckets.bucket_count(
-        tokens.done["tokens"] * dtype.itemsize, o.bucket_bytes
+    count = (
+        j.entries[0]["buckets"]
+        if j.entries
+        else buckets.bucket_count(tokens.done["tokens"] * dtype.itemsize, o.bucket_bytes)
     )
     buckets.bucket_count(1, 1)  # more open files, also on a second run
     j.begin(
@@ -470,8 +494,15 @@ def verify_stage(run):
 def run_stages(dataset, o):
     run = Run(dataset, o)
     stages = STAGES if o.stage == "all" else (o.stage,)
+    if o.bytes:
+        tokenizer = (None, prepare.BYTES_VOCAB)
+    elif not have_tokenizer(o):
+        tokenizer = (None, 32000)  # is fetched later
+    else:  # what is wrong with it is said before hours of work
+        options = types.SimpleNamespace(bytes=False, tokenizer=tokenizer_path(o))
+        tokenizer = (options.tokenizer, prepare.load_tokenizer(options)[0])
     if o.dry_run:
-        print(forecast.table(run, stages, listed_files(run)[1], tokenizer_path(o)))
+        print(forecast.table(run, stages, listed_files(run)[1], *tokenizer))
         return
     os.makedirs(o.out, exist_ok=True)
     with locked(run.folder):
@@ -479,7 +510,7 @@ def run_stages(dataset, o):
             run.restart(STAGES[STAGES.index(stages[0]) :])
         if "fetch" in stages or run.journal("fetch").of("list"):
             run.listing = listed_files(run)
-        forecast.check_disk(run, stages, run.listing[1] if run.listing else [], tokenizer_path(o))
+        forecast.check_disk(run, stages, run.listing[1] if run.listing else [], *tokenizer)
         for stage in stages:
             {"fetch": fetch, "tokenize": tokenize, "shuffle": shuffle, "verify": verify_stage}[stage](run)
             sys.stdout.flush()

@@ -298,9 +298,7 @@ def prepare(o):
         raise DataError(f"a vocabulary of {vocab} is too large for trigram codes: use --no-yardsticks")
     os.makedirs(o.out, exist_ok=True)
     if existing(o) and not o.force:
-        raise DataError(
-            f"{existing(o)[0]}: exists already: choose another --name or --out, or replace it with --force"
-        )
+        raise DataError(f"{existing(o)[0]}: exists already: choose another --name or --out, or replace it with --force")
 
     def make_writer(path):
         return shardfile.ShardWriter(path, vocab, bos, eos, sha)

@@ -80,9 +80,7 @@ def temporary_folder(out, name):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(
-                f"{path}: another prepare.py is writing {name} there: wait for it or choose another --name"
-            )
+            raise DataError(f"{path}: another prepare.py is writing {name} there: wait for it or choose another --name")
         for left in os.listdir(path):  # by a run that was killed
             os.unlink(os.path.join(path, left))
         try:

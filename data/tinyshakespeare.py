@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """tinyshakespeare (Karpathy 2015), 1.1 MB of plays, to token shards for train_gdn. A speech is a document.
 
-    data/tinyshakespeare.py all --out out/data --bytes
+data/tinyshakespeare.py all --out out/data --bytes
 """
 
 import os

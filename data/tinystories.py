@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """TinyStories (Eldan and Li 2023, arXiv 2305.07759) to token shards for train_gdn: about 2.1 million short stories.
 
-    data/tinystories.py all --out out/data
+data/tinystories.py all --out out/data
 """
 
 import os

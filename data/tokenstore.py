@@ -81,7 +81,15 @@ def _block(result):
     tokens, lengths, sizes, hashes, empty, bad = result
     index = np.array([lengths, sizes, hashes], np.uint64).T
     data = index.tobytes() + tokens.tobytes()
-    return data, [len(lengths), len(tokens), sum(sizes), empty, bad, len(data), f"{xxhash.xxh3_64_intdigest(data):016x}"]
+    return data, [
+        len(lengths),
+        len(tokens),
+        sum(sizes),
+        empty,
+        bad,
+        len(data),
+        f"{xxhash.xxh3_64_intdigest(data):016x}",
+    ]
 
 
 def tokenize(folder, journal, sources, worker_args, o):

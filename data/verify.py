@@ -72,7 +72,9 @@ class Sample:
         if worker.model and len(text) < 1 << 22:
             whole = np.array([worker.bos] + worker.model.encode(text), worker.dtype)
             if not np.array_equal(whole, tokens):
-                raise DataError(f"{where}: parts of the text give other tokens than the whole: cuts.py is wrong here", 70)
+                raise DataError(
+                    f"{where}: parts of the text give other tokens than the whole: cuts.py is wrong here", 70
+                )
         self.name = (len(self.tokens), xxhash.xxh3_64_intdigest(self.tokens.tobytes()))
 
     def decoded_wrong(self, tokens):
@@ -84,7 +86,9 @@ class Sample:
             text = worker.model.decode(ids)
             # U+2581 is SentencePiece's own sign for a space. A model with rules for characters or spaces does not give
             # back the text itself.
-            same = text == self.text.replace(cuts.SPACE, " ") or (not worker.can_cut and text == worker.model.decode(self.tokens[1:].tolist()))
+            same = text == self.text.replace(cuts.SPACE, " ") or (
+                not worker.can_cut and text == worker.model.decode(self.tokens[1:].tolist())
+            )
         return None if same else f"the tokens of {self.where} do not decode to its text"
 
 

@@ -10,10 +10,14 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        67.9 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         @TOKS_h1-1.3b@ tokens/s measured on one H200
-# @COSTS_h1-1.3b@
+#   speed         61,700 tokens/s on one H200: estimated from what dev/gpu_report.md measured, this model not run yet
+#    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
+#       1        61700        450.2          450         1351   estimated
+#       8       476567         58.3          466         1399   extrapolated
+#      16       713848         38.9          623         1868   extrapolated
+#      32      1102164         25.2          806         2419   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=h1_1.3b_100b PRESET=h1-1.3b PARAMETERS=1446170328 RATE=@TOKS_h1-1.3b@
+NAME=h1_1.3b_100b PRESET=h1-1.3b PARAMETERS=1446170328 RATE=61700
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 options=(
   --lr 4e-4 --min-lr 4e-5 --warmup-tokens 1B --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1

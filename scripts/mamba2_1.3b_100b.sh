@@ -10,10 +10,14 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        80.3 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         @TOKS_mamba2-1.3b@ tokens/s measured on one H200
-# @COSTS_mamba2-1.3b@
+#   speed         61,000 tokens/s on one H200: estimated from what dev/gpu_report.md measured, this model not run yet
+#    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
+#       1        61000        455.4          455         1366   estimated
+#       8       471285         58.9          472         1415   extrapolated
+#      16       707242         39.3          628         1885   extrapolated
+#      32      1093342         25.4          813         2439   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=mamba2_1.3b_100b PRESET=mamba2-1.3b PARAMETERS=1451613744 RATE=@TOKS_mamba2-1.3b@
+NAME=mamba2_1.3b_100b PRESET=mamba2-1.3b PARAMETERS=1451613744 RATE=61000
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 options=(
   --lr 4e-4 --min-lr 4e-5 --warmup-tokens 1B --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1

@@ -48,7 +48,7 @@ fi
 
 # ---------------------------------------------------------------------------- costs
 
-# costs GPUS...: one line each. One GPU is what RATE was measured at. More are extrapolated: a step takes the time of
+# costs GPUS...: one line each. One GPU is RATE. More are extrapolated: a step takes the time of
 # its part of the rows, and for the exchange of gradients (fp32) and weights (bf16), nothing overlapped, 6 bytes for
 # every parameter at 200 GB/s a GPU within a machine of 8 and at 40 GB/s a GPU between machines.
 costs() {
@@ -69,7 +69,7 @@ costs() {
       if (n > 1) seconds += 6 * p * (n - 1) / n / (n > 8 ? 40e9 : 200e9)
       hours = all / step * seconds / 3600
       printf "    %4d %12.0f %12.1f %12.0f %12.0f   %s\n", n, step / seconds, hours, hours * n, hours * n * price,
-        (n > 1 ? "extrapolated" : "measured on one H200")
+        (n > 1 ? "extrapolated" : "estimated")
     }'
   done
 }
@@ -103,6 +103,13 @@ if [ "$DRY_RUN" = 1 ]; then
   "${TRAIN:-./train_gdn}" "${command[@]}" "${forecast[@]}" || exit
   echo "Costs"
   costs "$GPUS"
+  case $RATE in
+    '' | *[!0-9.]*) echo "    a checkpoint every $SAVE_EVERY steps" ;;
+    *)
+      LC_ALL=C awk -v n="$SAVE_EVERY" -v s="$((TOTAL_BATCH * SAVE_EVERY))" -v rate="$RATE" -v gpus="$GPUS" \
+        'BEGIN { printf "    a checkpoint every %d steps, about every %.0f minutes\n", n, s / rate / gpus / 60 }'
+      ;;
+  esac
   exit 0
 fi
 

@@ -126,7 +126,7 @@ def test_disk_stays_full(r, kinds, program=None):
     for kind, op in kinds:
         out = os.path.join(ROOT, "full")
         args = SMALL + ["--steps", "40", "--save-every", "2", "--keep", "0", "--out", out]
-        n = r.randrange(80, 400) if op == "pwrite" else r.randrange(5, 15)
+        n = r.randrange(*{"pwrite": (90, 400), "fdatasync": (8, 60), "mkdir": (3, 15)}[op])  # of the second save or later
         what = f"{op} fails with {kind} from call {n} on"
         code, _, err = finish(start(args, faults=f"{op}:{n}:{kind}:+", match="/.tmp-", program=program), (5,), what)
         check(MANY.search(err), f"{what}: {err[-500:]}")
