@@ -12,7 +12,8 @@
 CC      ?= gcc
 MARCH   ?= native
 OPT     ?= -O3
-CFLAGS   = -std=c11 -D_GNU_SOURCE -Wall -Wextra $(OPT) -march=$(MARCH) -fopenmp -I.
+# -ffp-contract=fast: multiply-adds, which strict C11 forbids gcc; -fno-math-errno: sqrt in vectors
+CFLAGS   = -std=c11 -D_GNU_SOURCE -Wall -Wextra $(OPT) -ffp-contract=fast -fno-math-errno -march=$(MARCH) -fopenmp -I.
 LDLIBS   = -ljansson -lxxhash -lpthread -lm
 BUILD    = build
 HEADERS  = $(wildcard gdn/*.h)

@@ -8,7 +8,6 @@ document begins at each end-of-text token (llm.c writes it before each document)
 the next one goes on with is put together. The files must be given in their order.
 """
 
-import argparse
 import hashlib
 import os
 import re

@@ -104,7 +104,7 @@ def tokenize(folder, journal, sources, worker_args, o):
             f"{path}: has {os.path.getsize(path)} bytes, its journal says {offset}: start the stage again with --force"
         )
     data.truncate(offset)
-    pending, synced, began, started = [], time.time(), time.time(), list(totals)
+    pending, synced, began, started, used = [], time.time(), time.time(), list(totals), sum(os.times()[:4])
 
     def commit():
         nonlocal synced
@@ -145,11 +145,11 @@ def tokenize(folder, journal, sources, worker_args, o):
         os.unlink(segment_path(folder, segment))
     if not totals[0]:
         raise DataError("the input holds no document with text")
-    seconds = time.time() - began
     journal.add(["done", dict(zip(("documents", "tokens", "text_bytes", "empty", "bad"), totals))])
+    mb, seconds, cpu = (totals[2] - started[2]) / 1e6, time.time() - began, sum(os.times()[:4]) - used
     print(
         f"tokenize: {totals[0]} documents, {totals[2]} bytes of text, {totals[1]} tokens; {totals[3]} empty and "
-        f"{totals[4]} bad ones left out; {(totals[2] - started[2]) / 1e6 / seconds:.2f} MB/s with {o.jobs} jobs"
+        f"{totals[4]} bad ones left out; {mb / seconds:.2f} MB/s with {o.jobs} jobs, {mb / max(cpu, 0.01):.2f} MB/s of CPU time"
     )
 
 

@@ -19,6 +19,7 @@ test_layers_f64|$build/test_layers_f64
 test_layers_f32|$build/test_layers_f32
 test_checkpoint|$build/test_checkpoint
 test_headers|dev/test/test_headers.sh
+test_fineweb|$python dev/test/test_fineweb.py
 test_prepare|$python dev/test/test_prepare.py
 test_run_scripts|$python dev/test/test_run_scripts.py
 test_tensorboard|$python dev/test/test_tensorboard.py

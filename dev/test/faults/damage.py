@@ -36,7 +36,10 @@ def damage_file(path, r):
     """Damages a file in some way; returns the way."""
     with open(path, "rb") as f:
         data = bytearray(f.read())
-    kind = r.choice(("bit", "cut", "empty", "longer", "missing", "folder", "zeros"))
+    kinds = ["bit", "cut", "empty", "longer", "missing", "folder", "zeros"]
+    if path.endswith("manifest.json"):
+        kinds += 7 * ["digit"]  # of a counter: still good JSON
+    kind = r.choice(kinds)
     os.unlink(path)
     if kind == "missing":
         return kind
@@ -46,6 +49,9 @@ def damage_file(path, r):
     at = r.randrange(len(data))
     if kind == "bit":
         data[at] ^= 1 << r.randrange(8)
+    if kind == "digit":
+        at = r.choice([i for i in range(data.index(b'"files"')) if chr(data[i]) in "1234567" and data[i - 1:i] in b" 0123456789"])
+        data[at] += 1
     if kind == "cut":
         del data[at:]
     if kind == "empty":

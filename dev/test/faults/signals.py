@@ -188,8 +188,8 @@ def tests(counter, long):
     counter.case("a second INT", test_second_interrupt, r, 20 if long else 2)
     counter.case("a second job in the folder", test_second_job)
     if long:
-        counter.case("signals to mpirun and to one of 2 ranks", test_stops_of_ranks, r, 3, 2)
-        counter.case("signals to mpirun and to one of 3 ranks", test_stops_of_ranks, r, 3, 3)
+        counter.case("signals to mpirun and to one of 2 ranks", test_stops_of_ranks, r, 1, 2)
+        counter.case("signals to mpirun and to one of 3 ranks", test_stops_of_ranks, r, 1, 3)
         counter.case("TERM and INT to mpirun", test_mpirun_is_stopped, r, 5)
     else:
         counter.case("signals to mpirun and to one of 2 ranks", test_stops_of_ranks, r, 0, 2)

@@ -2,8 +2,12 @@
 #include "fuzz.h"
 #include "gdn/manifest.h"
 
+static char dir[64];  // holds the manifest and nothing else
+
+static void remove_dir(void) { folder_remove(dir, 0); }
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  static char text[1 << 16], dir[64];
+  static char text[1 << 16];
   if (size < 1 || size > sizeof text - 128) return 0;
   int fix = data[0] & 1;
   memcpy(text, data + 1, --size);
@@ -18,9 +22,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     return 0;
   }
   json_decref(j);
-  if (!dir[0]) {  // a folder with nothing else in it
+  if (!dir[0]) {
     snprintf(dir, sizeof dir, "/dev/shm/fuzz_manifest_XXXXXX");
-    if (!mkdtemp(dir)) abort();
+    if (!mkdtemp(dir) || atexit(remove_dir)) abort();
   }
   char path[PATH_SIZE];
   CheckpointInfo info;
