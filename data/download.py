@@ -51,7 +51,7 @@ def _line(e):
     return " ".join(str(e).split())[:300]
 
 
-def list_files(repo, pattern, revision, retries):
+def list_files(repo, pattern, revision, retries, warn):
     """(commit, [[path, bytes, checksum], ...] sorted by path) of the files of a Hub dataset whose path matches."""
     try:
         import huggingface_hub
@@ -77,6 +77,7 @@ def list_files(repo, pattern, revision, retries):
         except Exception as e:  # of several packages: broken connections, error pages, answers that are not JSON
             if attempt == retries:
                 raise DataError(f"{api.endpoint}: cannot list the files of {repo} at {revision}: {_line(e)}")
+            warn(f"{api.endpoint}: cannot list the files of {repo}: {_line(e)}; trying again")
             time.sleep(backoff(attempt))
     if not found:
         raise DataError(f"{api.endpoint}: {repo} at {commit} has no file {pattern}")

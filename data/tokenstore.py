@@ -24,6 +24,7 @@ import workers
 from shardfile import DataError
 
 SYNC_SECONDS = 2  # how much work a kill may cost
+NOTE_SECONDS = 600  # between lines that tell the progress where there is no terminal
 
 
 def segment_path(folder, number):
@@ -113,10 +114,11 @@ def tokenize(folder, journal, sources, worker_args, o):
         pending.clear()
         synced = time.time()
 
+    noted, bar_total = began, sum(size for _, size, _ in sources)
     tasks = _tasks(sources, after, (o.text_field, o.id_field), o.separator, threading.Event())
     try:
         with workers.worker_pool(o.jobs, worker_args) as run, tqdm.tqdm(
-            total=sum(size for _, size, _ in sources), unit="B", unit_scale=True, desc="tokenize", disable=None
+            total=bar_total, unit="B", unit_scale=True, desc="tokenize", disable=None
         ) as bar:
             for result, (file, number, position) in run(tasks):
                 block, counts = _block(result)
@@ -136,7 +138,11 @@ def tokenize(folder, journal, sources, worker_args, o):
                 bar.update(position - bar.n)
                 seconds = time.time() - began
                 mb, tokens = (totals[2] - started[2]) / 1e6, totals[1] - started[1]
-                bar.set_postfix_str(f"text {mb / seconds:.1f} MB/s, {tokens / 1e6 / seconds:.2f}M tokens/s")
+                speed = f"text {mb / seconds:.1f} MB/s, {tokens / 1e6 / seconds:.2f}M tokens/s"
+                bar.set_postfix_str(speed)
+                if bar.disable and time.time() - noted >= NOTE_SECONDS:
+                    noted = time.time()
+                    print(f"tokenize: {position / 1e9:.2f} of {bar_total / 1e9:.2f} GB, {speed}", flush=True)
         commit()
     finally:
         tasks.close()

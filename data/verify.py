@@ -20,6 +20,8 @@ import tokenstore
 import workers
 from shardfile import DataError
 
+WHOLE = 1 << 22  # characters of a document that is encoded and decoded at once, at most
+
 
 def draw_documents(journal, sources, columns, separator, seed, count):
     """[(text, id or None, where)] of random documents that were tokenized, in the order of the input."""
@@ -48,10 +50,12 @@ def _pick(task, numbers, where):
     result, at = [], 0
     for text, key, error in textfiles.documents(task):
         if not error and text:
-            try:
-                tokens = workers.worker.encode(text, text.encode("utf-8"))
-            except ValueError:  # too long
-                continue
+            tokens = None
+            if at in numbers or len(text) > cuts.LONGEST:
+                try:
+                    tokens = workers.worker.encode(text, text.encode("utf-8"))
+                except ValueError:  # too long
+                    continue
             if at in numbers:
                 result.append((text, key, f"{where} document {at}", tokens))
             at += 1
@@ -69,7 +73,7 @@ class Sample:
         digest = xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogatepass") if key else raw)
         self.split = "val" if digest < limit else "train"
         self.tokens = tokens
-        if worker.model and len(text) < 1 << 22:
+        if worker.model and len(text) < WHOLE:
             whole = np.array([worker.bos] + worker.model.encode(text), worker.dtype)
             if not np.array_equal(whole, tokens):
                 raise DataError(
@@ -79,6 +83,8 @@ class Sample:
 
     def decoded_wrong(self, tokens):
         """None, or how the text that these tokens stand for differs."""
+        if len(self.text) >= WHOLE:  # too much for one call of SentencePiece; the tokens are the same, that must do
+            return None
         worker, ids = workers.worker, tokens[1:].tolist()
         if not worker.model:
             same = bytes(ids) == self.text.encode("utf-8")
@@ -106,26 +112,29 @@ def check_shard(path, recorded, samples, manifest):
     if f"{header['block_table_hash']:016x}" != recorded["block_table_hash"]:
         raise DataError(f"{path}: is another shard than the manifest's: its block table differs")
     n = header["tokens"]
-    tokens = np.memmap(path, f"<u{header['token_bytes']}", "r", shardfile.HEADER_BYTES, (n,))
+    dtype, piece = np.dtype(f"<u{header['token_bytes']}"), 1 << 22
     starts = np.fromfile(path, "<i8", header["documents"], offset=header["starts"])
-    ids, bos, piece = np.zeros(header["vocab"], np.int64), [], 1 << 24
-    for first in range(0, n, piece):
-        part = np.asarray(tokens[first : first + piece])
-        ids += np.bincount(part, minlength=header["vocab"])
-        bos.append(np.flatnonzero(part == header["bos"]) + first)
-    bos = np.concatenate(bos)
-    if not np.array_equal(bos, starts):
-        raise DataError(f"{path}: {len(bos)} BOS, which are not where its {len(starts)} documents begin")
     lengths = np.diff(np.append(starts, n))
-    names, found = {s.name: i for i, s in samples}, []
-    for i in np.flatnonzero(np.isin(lengths, [length for length, _ in names])).tolist():
-        document = tokens[starts[i] : starts[i] + lengths[i]]
-        number = names.get((int(lengths[i]), xxhash.xxh3_64_intdigest(document.tobytes())))
-        if number is not None:
-            wrong = dict(samples)[number].decoded_wrong(document)
-            if wrong:
-                raise DataError(f"{path}: {wrong}")
-            found.append(number)
+    ids, bos = np.zeros(header["vocab"], np.int64), []
+    names, found = {s.name: (i, s) for i, s in samples}, []
+    with open(path, "rb") as f:
+        f.seek(shardfile.HEADER_BYTES)
+        for first in range(0, n, piece):
+            part = np.fromfile(f, dtype, min(piece, n - first))
+            ids += np.bincount(part, minlength=header["vocab"])
+            bos.append(np.flatnonzero(part == header["bos"]) + first)
+        bos = np.concatenate(bos)
+        if not np.array_equal(bos, starts):
+            raise DataError(f"{path}: {len(bos)} BOS, which are not where its {len(starts)} documents begin")
+        for i in np.flatnonzero(np.isin(lengths, [length for length, _ in names])).tolist():
+            f.seek(shardfile.HEADER_BYTES + int(starts[i]) * dtype.itemsize)
+            document = np.fromfile(f, dtype, int(lengths[i]))
+            number, sample = names.get((len(document), xxhash.xxh3_64_intdigest(document.tobytes())), (None, None))
+            if sample:
+                wrong = sample.decoded_wrong(document)
+                if wrong:
+                    raise DataError(f"{path}: {wrong}")
+                found.append(number)
     return found, np.bincount(np.frexp(lengths)[1], minlength=64).tolist(), ids
 
 

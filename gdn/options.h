@@ -238,6 +238,8 @@ static inline int options_resolve(Options *o, Error *err) {
   if (o->command == COMMAND_INSPECT && !o->n_folders && !o->help)
     return error_set(err, EXIT_USAGE, "inspect needs one folder or more: train_gdn inspect DIR...");
 
+  if (option_is_given(o, "total-batch") && !option_is_given(o, "batch") && o->total_batch % o->seq_len == 0)
+    while (o->total_batch / o->seq_len % o->batch) o->batch--;  // the preset's micro-batch, made to fit
   int64_t micro = (int64_t)o->batch * o->seq_len;
   if (!option_is_given(o, "total-batch") && (o->total_batch == 0 || o->total_batch % micro)) {
     // the preset's size, rounded to whole micro-batches

@@ -238,6 +238,7 @@ static inline int train_save(Trainer *t, Error *err) {
   snprintf(info.data, sizeof info.data, "%s", t->train.fingerprint);
   snprintf(info.build, sizeof info.build, "%s", t->build);
   info.trainer = trainer, info.options = options;
+  log_sync(&t->log);  // no power cut leaves a gap in the log below the checkpoint
   int code = saver_submit(&t->saver, &info, model_read, &t->model, err);
   free(options);
   if (code && (code = train_save_failed(t, TRAIN_SAVE_FAILURES, err))) return code;  // the save before this one

@@ -160,8 +160,10 @@ static char *get(const char *path, size_t *size) {
 static const char *join(const char *a, const char *b) {
   static char path[8][PATH_SIZE];
   static int turn;
-  char *p = path[turn++ % 8];
-  snprintf(p, PATH_SIZE, "%s/%s", a, b);
+  char *p = path[turn++ % 8], whole[2 * PATH_SIZE];  // a or b may be an earlier result
+  snprintf(whole, sizeof whole, "%.*s/%.*s", PATH_SIZE - 1, a, PATH_SIZE - 1, b);
+  whole[PATH_SIZE - 1] = 0;
+  memcpy(p, whole, PATH_SIZE);
   return p;
 }
 

@@ -5,7 +5,9 @@
 //   cc -std=c11 -O1 -Wall -Wextra -fopenmp -DGDN_NO_MAIN -I. dev/test/test_config.c train_gdn.c -o test_config -lm
 //   ./test_config
 
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE  // mkstemp, fork, open_memstream
+#endif
 #include <sys/wait.h>
 #include <unistd.h>
 #include "gdn/engine.h"

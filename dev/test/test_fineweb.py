@@ -20,6 +20,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -40,9 +41,11 @@ import cuts  # noqa: E402
 import download  # noqa: E402
 import fineweb_edu  # noqa: E402
 import import_llmc  # noqa: E402
+import options  # noqa: E402
 import pipeline  # noqa: E402
 import prepare  # noqa: E402
 import shardfile  # noqa: E402
+import sources  # noqa: E402
 import tinyshakespeare  # noqa: E402
 from journal import Journal  # noqa: E402
 
@@ -183,8 +186,8 @@ def test_cuts(tmp):
         "pieces across spaces": {**PLAIN, "split_by_whitespace": False},
         "line feed in a piece": {**PLAIN, "user_defined_symbols": ["a\nb"]},
     }
-    for what, options in others.items():
-        make_model(f"{tmp}/other.model", **options)
+    for what, kw in others.items():
+        make_model(f"{tmp}/other.model", **kw)
         with open(f"{tmp}/other.model", "rb") as f:
             check(not cuts.can_cut(f.read()), f"cuts: {what} must not be cut")
     texts = make_texts(400, 11) + [" ", "  ", "a ", " a", "\n", "a\n", "\n\n\n", "a \nb \n c", "x " * 50, " " * 40]
@@ -324,6 +327,11 @@ def test_run(tmp, s):
         c = results(f"{tmp}/{name}.out")
         del c["e_manifest.json"]
         check(c == a, f"{name}: other shards")
+    shutil.move(s.folder, f"{tmp}/away")  # sources that are gone
+    missing = ["000_00000.parquet", "is missing"]
+    expect_error("gone", 4, missing, *s.args("verify", f"{tmp}/whole"))
+    expect_ok("gone", *s.args("verify", f"{tmp}/whole"), "--shards-only")
+    shutil.move(f"{tmp}/away", s.folder)
     # Another seed needs the tokens; the same seed gives the same again.
     expect_ok("keep", *s.args("all", f"{tmp}/keep"), "--keep-tokens")
     expect_error("seed", 4, ["--seed 5", "6", "--force"], *s.args("shuffle", f"{tmp}/keep"), "--seed", 6)
@@ -365,6 +373,16 @@ def test_errors(tmp, s):
     check(not glob.glob(f"{tmp}/disk/e.work/*"), "disk: something was written")
     text = expect_ok("dry run", *s.args("all", f"{tmp}/dry"), "--dry-run")
     check("tokenize  to do" in text and "measured" in text and not os.path.exists(f"{tmp}/dry"), f"dry run: {text}")
+    # A disk that fills up on the way (no file may grow beyond 15 kB): one line, and later it goes on.
+    whole = results(f"{tmp}/whole")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (15000, 15000))  # noqa: E731
+    p = subprocess.run(**subprocess_args(s.args("all", f"{tmp}/full")), preexec_fn=limit)
+    err = p.stderr.decode()
+    check(
+        p.returncode == 4 and "File too large" in err and "go on" in err and err.count("\n") == 1, f"full disk: {err}"
+    )
+    expect_ok("after a full disk", *s.args("all", f"{tmp}/full"))
+    check(results(f"{tmp}/full") == whole, "after a full disk: other results")
     # Bad documents.
     long = "x" * (cuts.LONGEST + 1)
     with open(f"{tmp}/b.jsonl", "w") as f:
@@ -413,7 +431,7 @@ def test_crashes(tmp, s, whole, stride):
 
     wrong = steps = 0
     base = f"{tmp}/crash_base"
-    for stage in pipeline.STAGES[:3]:
+    for stage in options.STAGES[:3]:
         os.makedirs(base, exist_ok=True)
         at = random.Random(stage).randrange(1, stride + 1)
         while True:
@@ -726,7 +744,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def test_fetch(tmp, s, server, whole):
     """Whatever the network does: the files of the recorded commit, whole, or one line that says why not."""
-    options = s.options + ["--retries", 2]
+    args = s.options + ["--retries", 2]
     names = [n for n in sorted(server.files) if n.endswith(".parquet")]
     original = dict(server.files)
 
@@ -734,8 +752,8 @@ def test_fetch(tmp, s, server, whole):
         server.faults = {k: list(v) for k, v in faults.items()}
         server.log = []
         folder = out or f"{tmp}/f"
-        args = [stage, "--out", folder] + options + list(more)
-        got, text, err = run(*args)
+        command = [stage, "--out", folder] + args + list(more)
+        got, text, err = run(*command)
         check(got == code, f"fetch, {what}: exit code {got}, needed {code}: {err}")
         for part in parts:
             check(part in err, f"fetch, {what}: no '{part}' in: {err}")
@@ -749,6 +767,8 @@ def test_fetch(tmp, s, server, whole):
             shutil.rmtree(folder, ignore_errors=True)
         return err
 
+    text = expect_ok("dry run of the Hub", "all", "--out", f"{tmp}/dry", *args, "--dry-run")
+    check("3 files" in text and "assumed" in text and not os.path.exists(f"{tmp}/dry"), f"dry run of the Hub: {text}")
     store = f"/store/{names[1]}"
     api = f"/api/datasets/{server.repo}/revision/main"
     tree = f"/api/datasets/{server.repo}/tree/{COMMIT}/sample/10BT"
@@ -757,7 +777,7 @@ def test_fetch(tmp, s, server, whole):
     sent = {p.split("/")[1]: a for p, _, a in server.log}
     check(sent["datasets"] == "Bearer hf_secret" and sent["store"] is None, f"fetch: the token goes to {sent}")
     del os.environ["HF_TOKEN"]
-    expect_ok("fetched", "all", "--out", f"{tmp}/fetched", *options)
+    expect_ok("fetched", "all", "--out", f"{tmp}/fetched", *args)
     same = lambda d: {k: v for k, v in d.items() if k.endswith(".bin")}  # noqa: E731
     check(same(results(f"{tmp}/fetched")) == same(whole), "fetch: other shards than from the local files")
     with open(f"{tmp}/fetched/e_manifest.json") as f:
@@ -809,25 +829,25 @@ def test_fetch(tmp, s, server, whole):
     fetch("the commit is back", {}, out=out)
     with open(f"{out}/e.work/fetch.journal") as f:
         check(COMMIT in f.read(), "fetch: the commit in the journal")
-    expect_error("another revision", 4, ["--revision main", "v2"], "fetch", "--out", out, *options, "--revision", "v2")
+    expect_error("another revision", 4, ["--revision main", "v2"], "fetch", "--out", out, *args, "--revision", "v2")
     # A file that is damaged later is named by tokenize; removed, it is fetched again.
     victim = f"{out}/e.work/source/{names[2]}"
     flip(victim)
-    expect_error("damaged later", 4, [victim, "damaged", "fetch again"], "tokenize", "--out", out, *options)
+    expect_error("damaged later", 4, [victim, "damaged", "fetch again"], "tokenize", "--out", out, *args)
     os.unlink(victim)
     fetch("again", {}, out=out)
-    expect_ok("all after that", "all", "--out", out, *options)
+    expect_ok("all after that", "all", "--out", out, *args)
     check(same(results(out)) == same(whole), "fetch: other shards after damage")
     shutil.rmtree(out)
-    expect_error("no such revision", 4, ["v3"], "fetch", "--out", out, *options, "--revision", "v3")
+    expect_error("no such revision", 4, ["v3"], "fetch", "--out", out, *args, "--revision", "v3")
     config = ["--config", "sample-100BT"]
-    expect_error("nothing there", 4, ["no file sample/100BT"], "fetch", "--out", out, *options, *config)
+    expect_error("nothing there", 4, ["no file sample/100BT"], "fetch", "--out", out, *args, *config)
     # Tokenizers by name, and a dataset of fixed addresses.
     with open(s.model_path, "rb") as f:
         model = f.read()
     server.files["tok"] = model
-    table, url = dict(pipeline.TOKENIZERS), download.hub_url
-    pipeline.TOKENIZERS["llama2"] = ("A/b", "tok", len(model), hashlib.sha256(model).hexdigest())
+    table, url = dict(sources.TOKENIZERS), download.hub_url
+    sources.TOKENIZERS["llama2"] = ("A/b", "tok", len(model), hashlib.sha256(model).hexdigest())
     download.hub_url = lambda repo, path, *_: f"{server.url}/store/{path}" if repo == "A/b" else url(repo, path, *_)
     plays = b"\n\n".join(b"Speaker %d:\nspeech" % i for i in range(100))
     server.files["plays"] = plays
@@ -838,7 +858,7 @@ def test_fetch(tmp, s, server, whole):
     check(open(f"{out}/llama2-tokenizer.model", "rb").read() == model, "fixed: the tokenizer")
     flip(f"{out}/llama2-tokenizer.model")
     expect_error("tokenizer", 4, ["llama2-tokenizer.model", "damaged"], "verify", "--out", out, dataset=dataset)
-    download.hub_url, pipeline.TOKENIZERS = url, table
+    download.hub_url, sources.TOKENIZERS = url, table
     del server.files["plays"], server.files["tok"]
     shutil.rmtree(out)
 
@@ -930,10 +950,11 @@ def test_memory(tmp, tokenizer, megabytes):
             f.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
     for what, source in (("parquet", path), ("a document of 100 MB", f"{tmp}/huge.jsonl")):
         began, peak = time.time(), {}
-        for stage in pipeline.STAGES:
+        for stage in options.STAGES:
             p = subprocess.Popen(
                 [sys.executable, f"{DATA}/fineweb_edu.py", stage, "--from", source, "--out", f"{tmp}/m", "--name"]
                 + [what.split()[0], "--tokenizer", tokenizer, "--jobs", "2", "--keep-free", "0", "--val-fraction", "0"],
+                stdout=subprocess.DEVNULL if stage != "tokenize" else None,
                 stderr=subprocess.PIPE,
             )
             while p.poll() is None:

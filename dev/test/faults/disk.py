@@ -126,7 +126,7 @@ def test_disk_stays_full(r, kinds, program=None):
     for kind, op in kinds:
         out = os.path.join(ROOT, "full")
         args = SMALL + ["--steps", "40", "--save-every", "2", "--keep", "0", "--out", out]
-        n = r.randrange(*{"pwrite": (90, 400), "fdatasync": (8, 60), "mkdir": (3, 15)}[op])  # of the second save or later
+        n = r.randrange(*{"pwrite": (130, 400), "fdatasync": (8, 60), "mkdir": (3, 15)}[op])  # of the second save or later
         what = f"{op} fails with {kind} from call {n} on"
         code, _, err = finish(start(args, faults=f"{op}:{n}:{kind}:+", match="/.tmp-", program=program), (5,), what)
         check(MANY.search(err), f"{what}: {err[-500:]}")
@@ -226,14 +226,18 @@ def test_small_disk(program=None):
         os.unlink(ballast)
         run(args + ["--resume", "auto"], program=program)
         reference.check_end(out, "a full disk")
-    with Mount("small", "-t", "tmpfs", "-o", "size=16m,nr_inodes=60", "none") as disk:
+    with Mount("small", "-t", "tmpfs", "-o", "size=16m,nr_inodes=400", "none") as disk:
         out = os.path.join(disk, "run")
+        ballast = [os.path.join(disk, str(i)) for i in range(340)]
+        for path in ballast:
+            open(path, "w").close()
         args = SMALL + ["--steps", "60", "--save-every", "1", "--keep", "0", "--out", out]
         _, _, err = run(args, want=(5,), program=program)
         check("No space left" in err and MANY.search(err), f"no inodes: {err[-400:]}")
         before = reference.check_visible(out, "no inodes")
         check(5 < len(before) < 60, f"visible: {before}")
-        subprocess.run(["mount", "-o", "remount,nr_inodes=1000", disk], check=True)
+        for path in ballast:
+            os.unlink(path)
         run(args + ["--resume", "auto"], program=program)
         reference.check_end(out, "no inodes")
     return "no room, no inodes"
@@ -249,7 +253,7 @@ def test_read_only_folder(program=None):
         subprocess.run(["mount", "-o", "remount,bind,ro", other], check=True)
         _, _, err = run(args[:-1] + [other], want=(5,), program=program)
         check("Read-only" in err and other in err, err)
-        p = start(args, delay="rename:20000", program=program)
+        p = start(args, delay="rename:50000", program=program)
         wait_for(lambda: len(step_folders(out)) >= 2, "two checkpoints", p=p)
         with Mount("ro", "--bind", other):  # from here on the folder's name leads to the view that nobody can write to
             _, _, err = finish(p, (5,), "a folder that becomes read-only")

@@ -13,6 +13,10 @@ def orders(program, r):
     disk.test_order_of_calls(program)
 
 
+def log_orders(program, r):
+    disk.test_log_is_synced(program)
+
+
 def short_writes(program, r):
     disk.failing_calls_of(r, ("pwrite",), ["SHORT"], program)
 
@@ -87,6 +91,8 @@ PLANTS = {
          "  Error why = {EXIT_MEMORY, \"\"};\n  checkpoint_name(dir, p->settings->out, info->step);\n"
          "  if (checkpoint_publish(p->settings->out, tmp, dir)) return 5;\n  tmp = dir;\n"),
         ("checkpoint.h", RENAME, "  if (0)\n")], 1),
+    "the log is not synced before a save": (log_orders, [
+        ("train.h", "  log_sync(&t->log);", "")], 0),
     "written under its final name": (killed, [
         ("checkpoint.h", '"%.3900s/.tmp-step-%08lld-%lld", out, (long long)step, (long long)pid);',
          '"%.3900s/step-%08lld", out, (long long)step + 0 * (long long)pid);'),
