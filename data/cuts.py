@@ -67,20 +67,13 @@ def can_cut(model):
 
 
 def cut(text, size=PART):
-    """(parts, numbers of the parts whose first token is to be dropped); ValueError if a part is too long."""
-    parts, dropped, begin = [], [], 0
-    while len(text) - begin > size:
-        place = PLACE.search(text, begin + size)
-        if not place or place.start() + 1 == len(text):
-            break
-        at = place.start()
-        parts.append(text[begin:at])
-        begin = at + 1
-        if text[at] == "\n":
-            dropped.append(len(parts))
-            begin = at
-    parts.append(text[begin:])
-    longest = max(map(len, parts))
-    if longest > LONGEST:
-        raise ValueError(f"holds {longest} characters without a space or a line feed, more than {LONGEST}")
-    return parts, dropped
+    """Yields (part, whether its first token is to be dropped); ValueError if a part is too long."""
+    begin, drop = 0, False
+    while begin < len(text):
+        place = PLACE.search(text, begin + size) if len(text) - begin > size else None
+        at = place.start() if place and place.start() + 1 < len(text) else len(text)
+        if at - begin > LONGEST:
+            raise ValueError(f"holds {at - begin} characters without a space or a line feed, more than {LONGEST}")
+        yield text[begin:at], drop
+        drop = text[at : at + 1] == "\n"
+        begin = at if drop else at + 1

@@ -33,12 +33,11 @@ class Worker:
     def encode(self, text, raw):
         """BOS and the tokens of one document; ValueError if it is too long."""
         if self.model and self.can_cut:
-            parts, dropped = cuts.cut(text)
-            tokens = [np.array([self.bos], self.dtype)]
-            for first in range(0, len(parts), 1024):
-                ids = self.model.encode(parts[first : first + 1024], num_threads=1)
-                for i in dropped:
-                    if first <= i < first + 1024 and ids[i - first].pop(0) != self.space:
+            tokens, parts = [np.array([self.bos], self.dtype)], cuts.cut(text)
+            while some := list(itertools.islice(parts, 1024)):
+                ids = self.model.encode([part for part, _ in some], num_threads=1)
+                for part_ids, (_, drop) in zip(ids, some):
+                    if drop and part_ids.pop(0) != self.space:
                         raise DataError("the tokenizer does not begin a text with a space: cuts.py is wrong here", 70)
                 tokens.append(np.fromiter(itertools.chain.from_iterable(ids), self.dtype))
             return np.concatenate(tokens)
