@@ -56,6 +56,7 @@ enum { GUARD = 32 };
 static const real guard_value = (real)-7654321;
 
 static real *buffer(int64_t n) {
+  if (n < 0) fail(EXIT_INTERNAL, "test: a buffer of %lld", (long long)n);
   char *base = (char *)alloc_array(64 + (n + 2 * GUARD) * (int64_t)sizeof(real), 1, "test");
   memcpy(base, &n, sizeof n);
   real *p = (real *)(base + 64) + GUARD;
