@@ -26,7 +26,7 @@
 enum { FORECAST_CHUNK = 64, FORECAST_LOGIT_TOKENS = 8192 };
 
 // Assumed where --tokens-per-sec says nothing; both are printed with the estimate.
-#define FORECAST_GPU_FLOPS (0.40 * 989e12)  // 40% of an H100's or H200's peak in bf16
+#define FORECAST_GPU_FLOPS (0.50 * 989e12)  // half of an H100's or H200's peak in bf16; an H200 measured 55% at 1.4B
 #define FORECAST_CPU_FLOPS 15e9             // of one thread; tiny-gdn measured 18e9 with gcc -O3 -march=native
 
 typedef struct {
@@ -77,22 +77,23 @@ static inline double flops_per_token(const Config *c, const ParamTable *t, int64
 // made (a second scan makes them again), 2 also q, k, v behind the convolution, 3 also gate and up of the MLP.
 static inline double layer_saved(const Config *c, const LayerLayout *l, int recompute) {
   const double C = FORECAST_CHUNK;
-  double n = 2.0 * c->width + l->in_rows;  // the residual stream before mixer and MLP; the packed projections
+  // the residual stream before mixer and MLP and the norm of each; the packed projections
+  double n = (c->ff ? 4.0 : 2.0) * c->width + l->in_rows;
   Mixer m = l->mixer;
   if (mixer_is_delta(m)) {
     double K = c->head_k, V = c->head_v, H = c->heads, HV = c->v_heads;
     if (recompute < 1) {
-      n += HV * (2 * C + V + K * V / C);            // A, P, U, the state at the start of a chunk
+      n += HV * (2 * C + 8 + V + K * V / C);        // A, P, gates, U, the state at the start of a chunk
       if (mixer_channel_decay(m)) n += 3 * HV * K;  // E+, Q+, K-
     }
     if (c->conv_size && recompute < 2) n += 2 * H * K + HV * V;
     if (mixer_channel_decay(m)) n += (l->f_up >= 0 ? HV * K : 0) + (l->g_up >= 0 ? HV * V : 0);
-    n += HV * V;  // o
+    n += 2 * HV * V;  // o, before and after norm and gate
   } else if (m == MIX_MAMBA2) {
     double N = c->mamba_state, inner = (double)c->width * c->mamba_expand, heads = inner / c->mamba_head;
-    if (recompute < 1) n += heads * (C + N * c->mamba_head / C);
+    if (recompute < 1) n += heads * (2 * C + 8 + c->mamba_head + N * c->mamba_head / C);
     if (c->conv_size && recompute < 2) n += inner + 2.0 * c->mamba_groups * N;
-    n += inner;
+    n += 2 * inner;
   } else {
     n += ((double)c->attn_heads + 2) * c->attn_head_dim;  // o and its log sum; rotated keys are made again
   }
@@ -292,7 +293,8 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
   if (o->tokens_per_sec > 0)
     fprintf(out, "  %-16s at --tokens-per-sec %g a rank\n", time_text(d, f->gpu_seconds), o->tokens_per_sec);
   else {
-    fprintf(out, "  %-16s on %d GPU%s, if each sustains %.0f TFLOP/s (40%% of an H100 or H200): %.3g GPU hours\n",
+    fprintf(out,
+            "  %-16s on %d GPU%s, if each sustains %.0f TFLOP/s (half the peak of an H100 or H200): %.3g GPU hours\n",
             time_text(d, f->gpu_seconds), o->ranks, o->ranks > 1 ? "s" : "", FORECAST_GPU_FLOPS / 1e12,
             f->gpu_seconds / 3600 * o->ranks);
     fprintf(out, "  %-16s on a CPU at %.0f GFLOP/s a thread, with %d thread%s\n", time_text(d, f->cpu_seconds),

@@ -873,8 +873,8 @@ static void test_fla_config(void) {
                   &c, &err) &&
             c.heads == 16 && c.head_k == 128 && c.head_v == 128 && c.layers == 24 && c.pattern[0] == MIX_KDA,
         "%s", err.text);
-  CHECK(!read_fla("{\"model_type\":\"delta_net\"}", &c, &err) && c.head_k == 128 && c.output_gate == OUTPUT_GATE_AUTO, "%s",
-        err.text);
+  CHECK(!read_fla("{\"model_type\":\"delta_net\"}", &c, &err) && c.head_k == 128 && c.output_gate == OUTPUT_GATE_AUTO,
+        "%s", err.text);
   CHECK(!read_fla("{\"model_type\":\"transformer\",\"window_size\":512,\"num_kv_heads\":8}", &c, &err) &&
             c.attn_heads == 32 && c.attn_kv_heads == 8 && c.attn_head_dim == 64 && c.window == 512 &&
             c.pattern[0] == MIX_SWA,
