@@ -1,7 +1,7 @@
 // run_folder.h: where a run lives, and where it goes on from. Without --out a run gets a fresh folder out/run-0001,
 // out/run-0002, ...; a named folder that already holds a run is only touched with --resume.
 //
-// defines: RunPlan, run_plan, run_folder_make
+// defines: RunPlan, run_newest, run_plan_still_holds, run_plan, run_folder_make
 #ifndef GDN_RUN_FOLDER_H
 #define GDN_RUN_FOLDER_H
 
@@ -11,8 +11,33 @@
 typedef struct {
   char out[CHECKPOINT_PATH_MAX];   // the run's folder; "": a fresh numbered one, made by run_folder_make
   char from[CHECKPOINT_PATH_MAX];  // the checkpoint to go on from, "" none
-  int resumes;                     // --resume was given: the folder may hold a run
+  char
+      newest[CHECKPOINT_PATH_MAX];  // the newest checkpoint of the folder when the plan was made, whole or not, "" none
+  int resumes;                      // --resume was given: the folder may hold a run
 } RunPlan;
+
+static inline int run_newest(const char *out, char newest[CHECKPOINT_PATH_MAX], Error *err) {
+  CheckpointList list;
+  newest[0] = 0;
+  int code = checkpoint_list(out, &list, checkpoint_silent, NULL, err);
+  if (code) return code;
+  if (list.n) snprintf(newest, CHECKPOINT_PATH_MAX, "%s", list.items[0].path);
+  checkpoint_list_free(&list);
+  return 0;
+}
+
+// The plan is made before the run's lock is held. A job that still ran then may have saved and left meanwhile: going on
+// from the older checkpoint would lose its steps.
+static inline int run_plan_still_holds(const RunPlan *p, Error *err) {
+  char newest[CHECKPOINT_PATH_MAX];
+  if (!p->resumes) return 0;
+  int code = run_newest(p->out, newest, err);
+  if (!code && strcmp(newest, p->newest))
+    code = error_set(err, EXIT_CHECKPOINT,
+                     "%s was saved by another job while this one started: run the same command again",
+                     newest[0] ? newest : p->out);
+  return code;
+}
 
 // mkdir -p. 0, or EXIT_CHECKPOINT.
 static inline int folder_make(const char *path, Error *err) {
@@ -60,7 +85,8 @@ static inline int run_plan(RunPlan *p, const Options *o, Error *err) {
   if (!strcmp(o->resume, "auto")) {
     if (!p->out[0])
       return error_set(err, EXIT_USAGE, "--resume auto needs to know the run: name its folder with --out DIR");
-    return checkpoint_find(p->out, p->from, NULL, NULL, err);
+    int code = run_newest(p->out, p->newest, err);
+    return code ? code : checkpoint_find(p->out, p->from, NULL, NULL, err);
   }
   FolderKind kind = FOLDER_RUN;
   int code = folder_find(o->resume, p->from, &kind, err);
@@ -77,7 +103,7 @@ static inline int run_plan(RunPlan *p, const Options *o, Error *err) {
     else
       strcpy(p->out, ".");
   }
-  return 0;
+  return run_newest(p->out, p->newest, err);
 }
 
 // Refuses a resume that would leave newer checkpoints of the folder behind it, which a later --resume auto would take.

@@ -269,6 +269,7 @@ static inline int trainer_open_run(Trainer *t, Error *err) {
   int code = 0, first = t->comm->rank == 0;
   if (first) code = run_folder_make(&t->plan, err);
   if (first && !code) code = runlock_acquire(&t->lock, t->plan.out, err);
+  if (first && !code) code = run_plan_still_holds(&t->plan, err);
   if ((code = train_agree(t, "the run's folder", code, err))) return code;
   comm_broadcast(t->comm, "the run's folder", t->plan.out, sizeof t->plan.out, 0);
   if (t->lock.note[0]) printf("%s\n", t->lock.note);
