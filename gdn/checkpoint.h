@@ -209,7 +209,7 @@ static MAYBE_UNUSED int checkpoint_plan(CheckpointPlan *p, const CheckpointSetti
   json_t *j = hf_config_make(c, s->seq_len, s->eos, s->pad);
   CheckpointSmallFile *config = &p->small[p->n_small++];
   strcpy(config->name, "config.json");
-  config->data = json_dumps(j, JSON_INDENT(2));
+  config->data = json_print(j, JSON_INDENT(2));
   json_decref(j);
   if (!config->data) fail(EXIT_MEMORY, "config.json: out of memory");
   config->size = strlen(config->data);

@@ -6,7 +6,7 @@
 //
 // defines: PATH_SIZE, io_fault, io_create, io_pwrite, io_sync, io_close, io_rename, io_mkdir, io_sync_dir, path_join,
 //          path_exists, file_read, file_write, file_replace, folder_remove, format_bytes, json_parse, json_read_file,
-//          json_text, json_get_int, json_get_real, json_get_text, json_get_bool
+//          json_text, json_print, json_get_int, json_get_real, json_get_text, json_get_bool
 #ifndef GDN_JSON_H
 #define GDN_JSON_H
 
@@ -248,6 +248,19 @@ static inline json_t *json_text(const char *s) {
   j = json_string(copy);
   free(copy);
   return j;
+}
+
+// j as text (free() it), NULL when memory is short. jansson's writer can lose a piece of the text without saying so
+// when an allocation fails (2.14): what it wrote is read back and compared.
+static MAYBE_UNUSED char *json_print(const json_t *j, size_t flags) {
+  char *text = j ? json_dumps(j, flags) : NULL;
+  json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+  if (text && (!again || !json_equal(j, again))) {
+    free(text);
+    text = NULL;
+  }
+  json_decref(again);
+  return text;
 }
 
 // Values of an object by key. 0, or EXIT_CHECKPOINT with file, key, found and needed. `path` is for the message.

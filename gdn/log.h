@@ -59,7 +59,7 @@ static MAYBE_UNUSED void log_flush(Log *l) {
 
 // Takes over the reference to the line.
 static MAYBE_UNUSED void log_write(Log *l, json_t *line) {
-  char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+  char *text = line ? json_print(line, JSON_COMPACT) : NULL;
   json_decref(line);
   if (l->fd < 0) {
     free(text);

@@ -118,7 +118,7 @@ static MAYBE_UNUSED char *manifest_build(const CheckpointInfo *info, json_t *fil
                 "skipped", (json_int_t)info->skipped, "seed", seed, "data", json_text(info->data), "build",
                 json_text(info->build), "options", json_text(info->options ? info->options : ""), "trainer", trainer,
                 "block", (json_int_t)checkpoint_block, "files", files);
-  char *body = j ? json_dumps(j, JSON_INDENT(2)) : NULL, *text = NULL;
+  char *body = j ? json_print(j, JSON_INDENT(2)) : NULL, *text = NULL;
   json_decref(j);
   if (!body) {
     error_set(err, EXIT_CHECKPOINT, "manifest.json: no memory");
@@ -330,7 +330,7 @@ static MAYBE_UNUSED int checkpoint_read_info(const char *dir, Config *c, Checkpo
     snprintf(info->data, sizeof info->data, "%s", json_string_value(json_object_get(j, "data")));
     snprintf(info->build, sizeof info->build, "%s", json_string_value(json_object_get(j, "build")));
     info->options = checkpoint_text_copy(json_string_value(json_object_get(j, "options")));
-    info->trainer = json_dumps(json_object_get(j, "trainer"), JSON_COMPACT);
+    info->trainer = json_print(json_object_get(j, "trainer"), JSON_COMPACT);
     json_decref(j);
     if (!info->trainer) fail(EXIT_MEMORY, "%s: no memory for its manifest", dir);
   }

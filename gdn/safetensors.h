@@ -257,7 +257,7 @@ static inline char *safetensors_build_header(Safetensors *f, size_t *size) {
                                json_pack("{s:s, s:o, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets",
                                          (json_int_t)t->begin, (json_int_t)at));
   }
-  char *text = bad ? NULL : json_dumps(root, JSON_COMPACT);
+  char *text = bad ? NULL : json_print(root, JSON_COMPACT);
   json_decref(root);
   if (!text) fail(EXIT_MEMORY, "no memory for the header of a checkpoint");
   size_t length = strlen(text), padded = (length + 7) / 8 * 8;  // the data begin at a multiple of 8
