@@ -424,7 +424,7 @@ static void test_rows_threads_future(void) {
   }
 }
 
-// Documents of one row (field case 12): lengths 37, 51, 40, one-token documents, two borders in a chunk, a border
+// Documents of one row: lengths 37, 51, 40, one-token documents, two borders in a chunk, a border
 // at 64.
 static void test_documents(void) {
   enum { T = 128 };
@@ -501,7 +501,7 @@ static void test_update(void) {
   check(fabs(found - sumsq) < 1e-12 * sumsq, "gradient norm: %.17g, expected %.17g", found, sumsq);
   api->destroy(e);
 
-  // zero gradients: what decays shrinks by (1 - lr wd)^10, everything else keeps its bits (field case 19)
+  // zero gradients: what decays shrinks by (1 - lr wd)^10, everything else keeps its bits
   e = engine_make(api, &m, 2, 17, 1, 0);
   a.grad_scale = 1;
   for (a.step = 1; a.step <= 10; a.step++) api->update(e, &a);
@@ -557,7 +557,7 @@ static void test_update(void) {
   free(g), free(p), free(ref), free(M), free(V), model_free(&m);
 }
 
-// Strong decay in training (field case 1): 300 steps with gates down to -112 a token stay finite and learn.
+// Strong decay in training: 300 steps with gates down to -112 a token stay finite and learn.
 static void test_training(const char *pattern, double a_log) {
   Config c = small_config(pattern);
   Model m = model_make(c, 71);
@@ -590,7 +590,7 @@ static void test_training(const char *pattern, double a_log) {
   engine_cpu_f32.destroy(e), model_free(&m);
 }
 
-// First loss: ln(vocab) + d sigma^2 / 2, sigma the standard deviation of the head's weights (models.md 1.10).
+// First loss: ln(vocab) + d sigma^2 / 2, sigma the standard deviation of the head's weights.
 static void test_first_loss(void) {
   const char *names[] = {"gdn", "gdn2", "mamba2 gdn swa", "attn"};
   for (int p = 0; p < 4; p++)

@@ -62,7 +62,7 @@ extern int gdn_planted;
 #endif
 
 // The check of the CUDA engine compares it with this file's own error when everything that the GPU keeps in bf16 is
-// rounded to bf16 here too (math.md, "Precision"): -DGDN_EMULATE_BF16 makes ROUND round an array in place. Else it is
+// rounded to bf16 here too: -DGDN_EMULATE_BF16 makes ROUND round an array in place. Else it is
 // nothing.
 #ifdef GDN_EMULATE_BF16
 static real bf16_round(real x) {
@@ -687,7 +687,7 @@ typedef struct {  // gradients of DeltaInputs, same shapes; all overwritten
   real *h0;         // [B,HV,K,V], NULL: not wanted
 } DeltaGradients;
 
-// do_ [N,HV*V] and dh_end [B,HV,K,V] (NULL: zero) in, everything else out. math.md 3:
+// do_ [N,HV*V] and dh_end [B,HV,K,V] (NULL: zero) in, everything else out. With the chunk formulas above:
 //   dU = P^T dO + K-^T' dH'     dX = (I+M)^-T dU     dH = Diag(2^Gc) dH' + Q+^T dO - E+^T dX
 //   dP = lower(dO U^T)          dM = -strictlower(dX U^T)
 static void delta_rule_backward(DeltaGradients *grad, const real *do_, const real *dh_end, const real *states,
@@ -1314,7 +1314,7 @@ static int64_t engine_bind(Engine *e, real *base) {
 static const real *param(const Engine *e, int64_t offset) { return offset < 0 ? NULL : e->arena[ARENA_PARAM] + offset; }
 static real *grad(const Engine *e, int64_t offset) { return offset < 0 ? NULL : e->arena[ARENA_GRAD] + offset; }
 
-// Decay, erase and write gates of a layer from its packed projections (models.md 1.2 to 1.6).
+// Decay, erase and write gates of a layer from its packed projections.
 static void gates_forward(const Engine *e, const LayerLayout *l, const LayerActs *a, const MixerSizes *m, int64_t N) {
   const Config *c = &e->c;
   double lb = l->mixer == MIX_KDA ? c->kda_lower_bound : 0;

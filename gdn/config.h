@@ -2,7 +2,7 @@
 //
 // A Config expands to an array of ParamSpec in arena order. Allocation, initialisation, AdamW, gradient norm, ZeRO
 // shards, checkpoints, tests and the memory forecast all walk that array; the engines find their weights through
-// LayerLayout, which holds arena offsets by name. Names and shapes are fla's (models.md 7), so that a checkpoint is a
+// LayerLayout, which holds arena offsets by name. Names and shapes are fla's, so that a checkpoint is a
 // Hugging Face model folder.
 //
 // Tensors that one matrix product serves (q, k, v, gate, small gates) lie side by side in the arena: the packed product
@@ -91,7 +91,7 @@ static inline int config_has_mixer(const Config *c, Mixer m) {
   return 0;
 }
 
-// The gate that a layer really has: fla's and the papers' defaults (models.md 1.2 to 1.5).
+// The gate that a layer really has: fla's and the papers' defaults.
 static inline OutputGate config_output_gate(const Config *c, Mixer m) {
   if (c->output_gate != OUTPUT_GATE_AUTO) return c->output_gate;
   if (m == MIX_DELTANET) return OUTPUT_GATE_NONE;

@@ -1,4 +1,4 @@
-// init.h: the first values of every parameter (models.md 1.10), from counters: they depend on the seed and on the
+// init.h: the first values of every parameter, from counters: they depend on the seed and on the
 // tensor's name alone, so any rank can fill any range of the arena and get the same bytes.
 //
 // --init paper (default): embedding N(0, 0.02); untied head and linears U(+-1/sqrt(fan_in)), GDN-2's mixer

@@ -482,7 +482,7 @@ static void test_recurrence(void) {
       }
 }
 
-// Steps worked by hand (math.md 1), from the recurrence and from the engine.
+// Steps worked by hand, from the recurrence and from the engine.
 static void test_hand_checked(void) {
   DeltaShape s1 = {1, 1, 1, 1, 1, 1, 0, 1, ERASE_HEAD, 0, 1}, s2 = {1, 1, 1, 1, 2, 2, 1, 1, ERASE_CHANNEL, 1, 1};
   for (int which = 0; which < 2; which++) {
@@ -685,7 +685,7 @@ static void test_delta_replaces(void) {
   }
 }
 
-// Three tokens that tell the decay-weighted mask from the causal mask that the paper prints (field case 4): alpha = 1
+// Three tokens that tell the decay-weighted mask from the causal mask that the paper prints: alpha = 1
 // hides the mistake, alpha = (1, 0.5, 0.25) shows it.
 static void test_delta_paper_mask(void) {
   for (int strong = 0; strong < 2; strong++) {
@@ -853,7 +853,7 @@ static void test_delta_pieces(void) {
     }
 }
 
-// Documents inside a row (field case 12). Row 0 has the borders, row 1 continues what was carried in.
+// Documents inside a row. Row 0 has the borders, row 1 continues what was carried in.
 static void test_delta_documents(void) {
   enum { T = 130 };
   static const int borders[][6] = {{0, 37, 88, -1},        {0, 64, -1}, {0, 1, 2, 3, -1},      {0, 63, 64, 65, -1},
@@ -1271,7 +1271,7 @@ static void test_qk_norm(void) {
     NormSizes z = {N, HEADS, K, eps, 0, norm, 0};
     Reference r = {qk_norm_formula, &z, N * WIDTH, 1, {"x"}, {x}, {N * WIDTH}, {dx}, {NULL}};
     reference_check(what, &r, y, dy, 0);
-    // a zero key and one of length 1e-8 (field case 7): zero, or nearly, forward; finite and bounded backward; the rest
+    // a zero key and one of length 1e-8: zero, or nearly, forward; finite and bounded backward; the rest
     // of the batch keeps its bits
     for (int j = 0; j < K; j++) packed[2 * LD + 1 + j] = 0, packed[3 * LD + 1 + j] = (real)(j == 4 ? 1e-8 : 0);
     real *y2 = buffer(N * WIDTH);
@@ -1664,7 +1664,7 @@ static void test_attention(void) {
   attention_free(&p);
 }
 
-// The window's edge (field case 24).
+// The window's edge.
 static void test_attention_window(void) {
   enum { T = 12, D = 16 };
   for (int W = 1; W <= 5; W++) {
