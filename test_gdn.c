@@ -684,8 +684,7 @@ static void test_cuda(const char *name, Config c, int B, int T, int a_log_extrem
     apis[a]->backward(e, 1.0 / (double)N);
     apis[a]->read64(e, ARENA_GRAD, 0, m.t.total, grads[a]);
     if (a == 2) {  // the same step with the head's backward inside the forward, and again: the same bits
-      double *again = act[a];
-      again = (double *)alloc_array(m.t.total, sizeof(double), "test");
+      double *again = (double *)alloc_array(m.t.total, sizeof(double), "test");
       for (int r = 0; r < 2; r++) {
         apis[a]->zero_grad(e);
         if (apis[a]->loss_scale) apis[a]->loss_scale(e, 1.0 / (double)N);
