@@ -145,14 +145,18 @@ CUDA_LIBS  = -lcublasLt $(if $(STATIC),-l:libjansson.a -l:libxxhash.a,-ljansson 
 $(CUDA_BUILD)/%.o: gdn/cuda/%.cu $(wildcard gdn/cuda/*) gdn/check.h
 	@mkdir -p $(CUDA_BUILD)
 	$(NVCC) $(NVFLAGS) -c $< -o $@
-$(CUDA_BUILD)/train_gdncu.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS)
+# several GPUs where MPI and NCCL are there (MPI=0: never)
+NCCL_FLAGS = $(CUDA_BUILD)/nccl_flags
+$(NCCL_FLAGS): ALWAYS $(MPI_FLAGS)
 	@mkdir -p $(CUDA_BUILD)
-	$(NVCC) $(NVFLAGS) -c $< -o $@
+	@NVCC='$(NVCC)' scripts/nccl_flags.sh "$$(cat $(MPI_FLAGS))" >$@.new; cmp -s $@.new $@ || cp $@.new $@
+$(CUDA_BUILD)/train_gdncu.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS) $(NCCL_FLAGS)
+	$(NVCC) $(NVFLAGS) -DGDN_BUILD='"$(shell git describe --always --dirty 2>/dev/null)"' $$(cat $(NCCL_FLAGS)) -c $< -o $@
 $(CUDA_BUILD)/engine_cuda.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS)
 	@mkdir -p $(CUDA_BUILD)
 	$(NVCC) $(NVFLAGS) -DGDN_NO_MAIN -c $< -o $@
-train_gdncu: $(CUDA_BUILD)/train_gdncu.o $(CUDA_OPS)
-	$(NVCC) $(NVFLAGS) $^ -o $@ $(CUDA_LIBS)
+train_gdncu: $(CUDA_BUILD)/train_gdncu.o $(CUDA_OPS) $(NCCL_FLAGS)
+	$(NVCC) $(NVFLAGS) $(filter %.o,$^) -o $@ $(CUDA_LIBS) $$(cat $(NCCL_FLAGS))
 
 # test_gdn linked with the CUDA engine: every tensor and gradient against the CPU reference
 $(CUDA_BUILD)/engine_f64.o: train_gdn.c $(HEADERS) $(DEPS)

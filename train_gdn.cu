@@ -23,11 +23,13 @@
 #include "gdn/cuda/embedding.cuh"
 #include "gdn/cuda/gated_rmsnorm.cuh"
 #include "gdn/cuda/matmul.cuh"
+#include "gdn/cuda/ranks.cuh"
 #include "gdn/cuda/rmsnorm.cuh"
 #include "gdn/cuda/short_conv.cuh"
 #include "gdn/cuda/skip.cuh"
 #include "gdn/cuda/sliding_attention.h"
 #include "gdn/cuda/swiglu.cuh"
+#include "gdn/cuda/vectors.cuh"
 
 enum { HEAD_ROWS = 8192 };  // tokens whose logits exist at a time
 
@@ -61,8 +63,9 @@ struct Engine {
   EngineSettings set;
   cudaStream_t stream;
   Matmul *matmul;
-  float *master, *grads, *m, *v;  // arenas; m and v only the own shard
+  float *master, *grads, *m, *v;  // arenas; of master, m and v only the own shard
   bf16 *weights;                  // master in bf16, what the matrix products read
+  Vectors vectors;                // master's norms, convolutions, gate parameters in fp32, what the other kernels read
   int weights_stale;              // master was written from outside
   uint32_t *decay_bits[2];        // which elements decay: by ParamSpec.decays, and all of them
   int64_t shard_first, shard_count;
@@ -84,6 +87,13 @@ struct Engine {
   int head_done;        // of this forward
   int tuned;            // scratch of measuring matrix products was released
   int B, T, has_docs, has_targets;
+  // several ranks
+  GpuRanks ranks;
+  int many;                // 1: there are several
+  int reducing, gathering; // under way: the gradients' sums, the weights of the others
+  cudaEvent_t *bucket;     // [buckets] on its way: gradients final, or weights there
+  cudaEvent_t *waited[2];  // [buckets + 1] before and after the main stream waited for a bucket, for the sums last
+  int reduce_timed, gather_timed;
   // the carried sequence (ENGINE_CARRY): its tokens; a forward runs all of it again
   int32_t *history;
   int history_len, carry_new;
@@ -188,7 +198,7 @@ static int64_t engine_bind(Engine *e, char *base) {
   return used;
 }
 
-static const float *param(const Engine *e, int64_t offset) { return offset < 0 ? NULL : e->master + offset; }
+static const float *param(const Engine *e, int64_t offset) { return offset < 0 ? NULL : vectors_at(&e->vectors, offset); }
 static const bf16 *weight(const Engine *e, int64_t offset) { return e->weights + offset; }
 static float *grad(const Engine *e, int64_t offset) { return offset < 0 ? NULL : e->grads + offset; }
 static const int32_t *documents(const Engine *e) { return e->has_docs ? e->doc_start : NULL; }
@@ -364,6 +374,116 @@ static void layer_backward(Engine *e, int i) {
                    e->stream);
 }
 
+// ----------------------------------------------------------------------------
+// several ranks: gradients and weights travel bucket by bucket (gdn/cuda/ranks.cuh) beside the backward and forward pass
+
+// Buckets in the arena's order: embedding, each layer, final norm and head.
+static int bucket_count(const Engine *e) { return e->c.layers + 2; }
+static int64_t bucket_first(const Engine *e, int b) {
+  const ParamTable *t = e->table;
+  return b == 0 ? 0 : b <= e->c.layers ? t->layers[b - 1].attn_norm : b == e->c.layers + 1 ? t->final_norm : t->total;
+}
+
+// Of two ranks one owns the lower buckets and one the upper: what goes to or from one owner uses one direction of the
+// link. So a lower bucket travels together with the one that lies this many above it. 0: each alone (of more ranks all
+// pass every bucket on).
+static int bucket_distance(const Engine *e) { return e->ranks.ranks->size == 2 ? bucket_count(e) / 2 : 0; }
+
+// The gradients of bucket b are final: adds them up over the ranks.
+static void reduce_bucket(Engine *e, int b) {
+  if (!e->reducing) return;
+  int above = bucket_distance(e), n = bucket_count(e);
+  if (above && b >= n - above) return;  // goes with the lower one
+  CUDA_CHECK(cudaEventRecord(e->bucket[b], e->stream));
+  CUDA_CHECK(cudaStreamWaitEvent(e->ranks.stream, e->bucket[b], 0));
+  gpu_ranks_group(1);
+  gpu_ranks_reduce(&e->ranks, e->grads, bucket_first(e, b), bucket_first(e, b + 1) - bucket_first(e, b));
+  int u = b + above;
+  if (above && u >= n - above)
+    gpu_ranks_reduce(&e->ranks, e->grads, bucket_first(e, u), bucket_first(e, u + 1) - bucket_first(e, u));
+  gpu_ranks_group(0);
+}
+
+// The main stream waits for what the exchange has done up to event `done`, and notes for how long.
+static void wait_timed(Engine *e, int slot, cudaEvent_t done) {
+  CUDA_CHECK(cudaEventRecord(e->waited[0][slot], e->stream));
+  CUDA_CHECK(cudaStreamWaitEvent(e->stream, done, 0));
+  CUDA_CHECK(cudaEventRecord(e->waited[1][slot], e->stream));
+}
+
+// The weights of bucket b are about to be read.
+static void wait_for_weights(Engine *e, int b) {
+  if (!e->gathering) return;
+  wait_timed(e, b, e->bucket[b]);
+  if (b == bucket_count(e) - 1) e->gathering = 0, e->gather_timed = 1;
+}
+
+static void cuda_reduce_begin(Engine *e) { e->reducing = e->many; }
+
+static void cuda_reduce_end(Engine *e) {
+  if (!e->many) return;
+  if (e->reducing != 2) {  // no backward came: the others' sums need this rank's part all the same
+    e->reducing = 1;
+    for (int b = bucket_count(e) - 1; b >= 0; b--) reduce_bucket(e, b);
+  }
+  int last = bucket_count(e);
+  CUDA_CHECK(cudaEventRecord(e->bucket[last], e->ranks.stream));
+  wait_timed(e, last, e->bucket[last]);
+  e->reducing = 0, e->reduce_timed = 1;
+}
+
+// Own master to what the kernels read.
+static void refresh_weights(Engine *e) {
+  if (e->weights_stale)
+    weights_to_bf16(e->weights + e->shard_first, e->master, e->shard_count, e->stream);
+  if (e->weights_stale) vectors_fill(&e->vectors, e->master, e->shard_first, e->shard_count, e->stream);
+  e->weights_stale = 0;
+}
+
+static void cuda_gather(Engine *e) {
+  if (!e->many) return;
+  refresh_weights(e);
+  int last = bucket_count(e);
+  CUDA_CHECK(cudaEventRecord(e->bucket[last], e->stream));
+  CUDA_CHECK(cudaStreamWaitEvent(e->ranks.stream, e->bucket[last], 0));
+  gpu_ranks_share(&e->ranks, e->vectors.data, SHARE_FLOAT, 0, e->table->total, vectors_before, &e->vectors);
+  int above = bucket_distance(e);
+  for (int b = 0; b < last - above; b++) {
+    int u = b + above, pair = above && u >= last - above;
+    gpu_ranks_group(1);
+    gpu_ranks_share(&e->ranks, e->weights, SHARE_BF16, bucket_first(e, b), bucket_first(e, b + 1) - bucket_first(e, b),
+                    NULL, NULL);
+    if (pair)
+      gpu_ranks_share(&e->ranks, e->weights, SHARE_BF16, bucket_first(e, u), bucket_first(e, u + 1) - bucket_first(e, u),
+                      NULL, NULL);
+    gpu_ranks_group(0);
+    CUDA_CHECK(cudaEventRecord(e->bucket[b], e->ranks.stream));
+    if (pair) CUDA_CHECK(cudaEventRecord(e->bucket[u], e->ranks.stream));
+  }
+  e->gathering = 1;
+}
+
+static void cuda_traffic(Engine *e, EngineTraffic *t) {
+  memset(t, 0, sizeof *t);
+  if (!e->many) return;
+  CUDA_CHECK(cudaStreamSynchronize(e->stream));
+  int last = bucket_count(e);
+  float ms;
+  for (int b = 0; b < last && e->gather_timed; b++) {
+    CUDA_CHECK(cudaEventElapsedTime(&ms, e->waited[0][b], e->waited[1][b]));
+    t->gather_ms += ms;
+  }
+  if (e->reduce_timed) {
+    CUDA_CHECK(cudaEventElapsedTime(&ms, e->waited[0][last], e->waited[1][last]));
+    t->reduce_ms = ms;
+  }
+  e->reduce_timed = e->gather_timed = 0;
+  t->bytes = e->ranks.bytes, e->ranks.bytes = 0;
+}
+
+// ----------------------------------------------------------------------------
+// the whole model
+
 // First position, in its row, of each token's document.
 static void document_starts(Engine *e, const int32_t *tokens) {
   e->has_docs = e->c.boundary_reset;
@@ -429,20 +549,22 @@ static double model_forward(Engine *e, const int32_t *tokens, const int32_t *tar
       fail(EXIT_DATA, "token id %d in a batch: the model's vocabulary has %d ids; change --train, --val or --vocab",
            tokens[n] < 0 || tokens[n] >= c->vocab ? tokens[n] : targets[n], c->vocab);
   e->B = B, e->T = T, e->has_targets = targets != NULL, e->head_done = 0;
-  if (e->weights_stale) weights_to_bf16(e->weights, e->master, e->table->total, e->stream);
-  e->weights_stale = 0;
+  refresh_weights(e);
   memcpy(e->host_ids, tokens, (size_t)N * sizeof(int32_t));
   CUDA_CHECK(cudaMemcpyAsync(e->ids, e->host_ids, (size_t)N * sizeof(int32_t), cudaMemcpyHostToDevice, e->stream));
   document_starts(e, tokens);
+  wait_for_weights(e, 0);
   embedding_forward(e->acts[0].x, weight(e, e->table->embedding), e->ids, N, c->width, e->stream);
   for (int i = 0; i < c->layers; i++) {
     // without gradients all layers share one set of buffers: a layer then hands its output over through x_end
     bf16 *out = i + 1 < c->layers && e->set.train ? e->acts[i + 1].x : e->x_end;
+    wait_for_weights(e, i + 1);
     layer_forward(e, i, out);
     if (out == e->x_end && i + 1 < c->layers)
       CUDA_CHECK(cudaMemcpyAsync(e->acts[i + 1].x, out, (size_t)(N * c->width) * sizeof(bf16), cudaMemcpyDeviceToDevice,
                                  e->stream));
   }
+  wait_for_weights(e, c->layers + 1);
   rmsnorm_forward(e->h_end, e->rstd_end, e->x_end, param(e, e->table->final_norm), (float)c->norm_eps, N, c->width,
                   e->stream);
   if (!targets) return 0;
@@ -465,13 +587,20 @@ static void model_backward(Engine *e, double scale) {
   if (!e->head_done) head_pass(e, scale, 1);
   rmsnorm_backward(e->dx, grad(e, table->final_norm), e->scratch, e->dh, e->x_end, param(e, table->final_norm), e->rstd_end,
                    N, c->width, 0, e->stream);
-  for (int i = c->layers - 1; i >= 0; i--) layer_backward(e, i);
+  reduce_bucket(e, c->layers + 1);
+  for (int i = c->layers - 1; i >= 0; i--) {
+    layer_backward(e, i);
+    reduce_bucket(e, i + 1);
+  }
   embedding_sort(e->sorted, e->ids, N, c->vocab, e->stream);
   embedding_backward(grad(e, table->embedding), e->scratch, e->dx, e->ids, e->sorted, N, c->width, c->vocab, e->stream);
+  reduce_bucket(e, 0);
+  if (e->reducing) e->reducing = 2;  // all of it is on its way
   e->has_targets = 0;  // the MLP's activations are gradients now
   if (!e->tuned) {
     CUDA_CHECK(cudaStreamSynchronize(e->stream));
     matmul_release_scratch(e->matmul);
+    matmul_keep(e->matmul);
     e->tuned = 1;
   }
 }
@@ -486,8 +615,9 @@ static void model_update(Engine *e, const AdamW *a) {
   ClipState clip = {0, (float)a->grad_scale, 0};
   CUDA_CHECK(cudaMemcpyAsync(e->clip, &clip, sizeof clip, cudaMemcpyHostToDevice, e->stream));
   int64_t at = e->shard_first;
-  adamw_update(e->master + at, e->weights + at, e->m, e->v, e->grads + at, e->decay_bits[a->decay_all != 0], e->clip, s,
+  adamw_update(e->master, e->weights + at, e->m, e->v, e->grads + at, e->decay_bits[a->decay_all != 0], e->clip, s,
                e->shard_count, e->stream);
+  vectors_fill(&e->vectors, e->master, e->shard_first, e->shard_count, e->stream);
 }
 
 static double model_grad_sumsq(Engine *e, int64_t first, int64_t count) {
@@ -546,6 +676,11 @@ static int cuda_check_config(const Config *c, const EngineSettings *s, Error *er
 static void cuda_destroy(Engine *e) {
   if (!e) return;
   cudaStreamSynchronize(e->stream);
+  for (int b = 0; e->bucket && b <= bucket_count(e); b++)
+    cudaEventDestroy(e->bucket[b]), cudaEventDestroy(e->waited[0][b]), cudaEventDestroy(e->waited[1][b]);
+  free(e->bucket), free(e->waited[0]), free(e->waited[1]);
+  if (e->many) gpu_ranks_close(&e->ranks);
+  vectors_close(&e->vectors);
   cudaFree(e->master), cudaFree(e->weights), cudaFree(e->grads), cudaFree(e->m), cudaFree(e->v), cudaFree(e->memory);
   cudaFree(e->decay_bits[0]), cudaFree(e->decay_bits[1]);
   if (e->matmul) matmul_close(e->matmul);
@@ -561,6 +696,39 @@ static void *device_zeroed(Engine *e, int64_t count, size_t size, const char *wh
   return p;
 }
 
+// Events of the exchange.
+static void engine_open_buckets(Engine *e) {
+  int n = bucket_count(e) + 1;
+  e->bucket = (cudaEvent_t *)alloc_zeroed(n, sizeof(cudaEvent_t), "events");
+  for (int w = 0; w < 2; w++) e->waited[w] = (cudaEvent_t *)alloc_zeroed(n, sizeof(cudaEvent_t), "events");
+  for (int b = 0; b < n; b++) {
+    CUDA_CHECK(cudaEventCreateWithFlags(&e->bucket[b], cudaEventDisableTiming));
+    for (int w = 0; w < 2; w++) CUDA_CHECK(cudaEventCreate(&e->waited[w][b]));
+  }
+}
+
+// Ranks must not choose different algorithms for their products, nor this run others than the last: rank 0 measures in a
+// step on weights of zero, while the others wait, and tells them.
+static void engine_share_algorithms(Engine *e) {
+  Comm *comm = e->ranks.ranks;
+  int64_t N = (int64_t)e->set.max_rows * e->set.max_len, bytes = 0;
+  char *text = NULL;
+  if (comm->rank == 0) {
+    int32_t *zeros = (int32_t *)alloc_zeroed(N, sizeof(int32_t), "tokens");
+    e->hinted_scale = 1;
+    model_forward(e, zeros, zeros, e->set.max_rows, e->set.max_len, 0);
+    model_backward(e, 1);
+    e->hinted_scale = 0;
+    free(zeros);
+    text = matmul_text(e->matmul, 1), bytes = (int64_t)strlen(text) + 1;
+  }
+  comm_broadcast(comm, "the algorithms of matrix products", &bytes, sizeof bytes, 0);
+  if (!text) text = (char *)alloc_array(bytes, 1, "matmul algorithm table");
+  comm_broadcast(comm, "the algorithms of matrix products", text, (size_t)bytes, 0);
+  if (comm->rank && matmul_parse(e->matmul, text, 1)) fail(EXIT_INTERNAL, "the algorithms of rank 0 arrived damaged");
+  free(text);
+}
+
 static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSettings *s, Error *err) {
   int gpus = 0;
   cudaError_t found = cudaGetDeviceCount(&gpus);
@@ -568,13 +736,17 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
     error_set(err, EXIT_CONFIG, "no NVIDIA GPU to be found (%s); train_gdn trains on CPUs", cudaGetErrorString(found));
     return NULL;
   }
-  if (s->device >= gpus) {
-    error_set(err, EXIT_CONFIG, "GPU %d asked for, there are %d, counted from 0; change --device", s->device, gpus);
+  Comm *comm = s->comm && s->comm->size > 1 ? s->comm : NULL;
+  int device, code = gpu_ranks_choose_device(comm, s->device, gpus, &device, err);
+  if (comm) code = comm_agree(comm, "which GPU each rank has", code, err);
+  if (code) return NULL;
+  CUDA_CHECK(cudaSetDevice(device));
+  Engine *e = (Engine *)alloc_zeroed(1, sizeof *e, "engine");
+  e->c = *c, e->table = t, e->set = *s, e->many = comm != NULL;
+  if (comm && gpu_ranks_open(&e->ranks, comm, device, t->total, err)) {
+    free(e);
     return NULL;
   }
-  CUDA_CHECK(cudaSetDevice(s->device < 0 ? 0 : s->device));
-  Engine *e = (Engine *)alloc_zeroed(1, sizeof *e, "engine");
-  e->c = *c, e->table = t, e->set = *s;
   if (s->max_state > e->set.max_len) {  // a carried sequence runs whole: room for it
     int64_t need = s->max_state, have = (int64_t)s->max_rows * s->max_len;
     if (need > have) e->set.max_rows = 1, e->set.max_len = (int)need;
@@ -583,9 +755,11 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
   CUDA_CHECK(cudaStreamCreateWithFlags(&e->stream, cudaStreamNonBlocking));
   char path[1024];
   snprintf(path, sizeof path, "%s/cublaslt.txt", s->cache_dir ? s->cache_dir : "");
-  e->matmul = matmul_open(s->cache_dir ? path : NULL);
+  int first = !comm || comm->rank == 0;  // the others take rank 0's choice of algorithms
+  e->matmul = matmul_open(s->cache_dir && first ? path : NULL, first);
   e->acts = (LayerActs *)alloc_zeroed(c->layers, sizeof(LayerActs), "engine");
-  e->master = (float *)device_zeroed(e, t->total, sizeof(float), "master weights");
+  e->master = (float *)device_zeroed(e, e->shard_count, sizeof(float), "master weights");
+  e->own_bytes += vectors_open(&e->vectors, t);
   e->weights = (bf16 *)device_zeroed(e, t->total, sizeof(bf16), "weights");
   if (s->train) {
     e->grads = (float *)device_zeroed(e, t->total, sizeof(float), "gradients");
@@ -616,18 +790,24 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
               "%.1f for weights and optimiser); use a smaller --batch or --seq-len", e->set.max_rows, e->set.max_len,
               (double)e->memory_bytes / (1 << 30), (double)free_bytes / (1 << 30), (double)total_bytes / (1 << 30),
               (double)e->own_bytes / (1 << 30));
+    code = EXIT_MEMORY;
+  }
+  if (comm) code = comm_agree(comm, "whether memory is enough", code, err);
+  if (code) {
     cuda_destroy(e);
     return NULL;
   }
   e->memory = (char *)device_alloc(e->memory_bytes, 1, "activations");
   engine_bind(e, e->memory);
-  // all bits set is a NaN of every type: what is read before it is written shows
-  CUDA_CHECK(cudaMemsetAsync(e->memory, 0xff, (size_t)e->memory_bytes, e->stream));
   int64_t N = (int64_t)e->set.max_rows * e->set.max_len;
   CUDA_CHECK(cudaMallocHost((void **)&e->host_ids, (size_t)(2 * N) * sizeof(int32_t)));
   CUDA_CHECK(cudaMallocHost((void **)&e->host_docs, (size_t)N * sizeof(int32_t)));
   e->history = (int32_t *)alloc_array(e->set.max_len > s->max_state ? e->set.max_len : s->max_state, sizeof(int32_t),
                                       "carried tokens");
+  if (comm && s->train) engine_open_buckets(e);
+  if (comm && s->train) engine_share_algorithms(e);
+  // all bits set is a NaN of every type: what is read before it is written shows
+  CUDA_CHECK(cudaMemsetAsync(e->memory, 0xff, (size_t)e->memory_bytes, e->stream));
   if (config_has_mixer(c, MIX_SWA) || config_has_mixer(c, MIX_ATTN))
     rope_table_fill(e->rope, e->set.max_len, c->attn_head_dim, c->rope_theta, e->stream);
   CUDA_CHECK(cudaStreamSynchronize(e->stream));
@@ -637,7 +817,7 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
 static float *arena_at(Engine *e, Arena a, int64_t first) {
   switch (a) {
     case ARENA_PARAM:
-      return e->master + first;
+      return e->master + first - e->shard_first;
     case ARENA_GRAD:
       return e->grads + first;
     case ARENA_M:
@@ -650,7 +830,14 @@ static void cuda_read(Engine *e, Arena a, int64_t first, int64_t count, float *d
   CUDA_CHECK(cudaMemcpyAsync(dst, arena_at(e, a, first), (size_t)count * sizeof(float), cudaMemcpyDeviceToHost, e->stream));
   CUDA_CHECK(cudaStreamSynchronize(e->stream));
 }
+// Of the weights and moments only the own shard is kept; gather brings the others'.
 static void cuda_write(Engine *e, Arena a, int64_t first, int64_t count, const float *src) {
+  if (a != ARENA_GRAD) {
+    int64_t begin = larger(first, e->shard_first), end = first + count;
+    if (end > e->shard_first + e->shard_count) end = e->shard_first + e->shard_count;
+    if (begin >= end) return;
+    src += begin - first, first = begin, count = end - begin;
+  }
   CUDA_CHECK(cudaMemcpyAsync(arena_at(e, a, first), src, (size_t)count * sizeof(float), cudaMemcpyHostToDevice, e->stream));
   CUDA_CHECK(cudaStreamSynchronize(e->stream));
   if (a == ARENA_PARAM) e->weights_stale = 1;
@@ -758,7 +945,8 @@ extern "C" const EngineApi engine_cuda = {
     "cuda",           4,            1,               cuda_check_config, cuda_create,     cuda_destroy,
     cuda_read,        cuda_write,   cuda_read64,     cuda_write64,      cuda_arena,      model_forward,
     cuda_losses,      cuda_logits,  model_backward,  cuda_zero_grad,    model_grad_sumsq, model_update,
-    cuda_reset_state, cuda_activation, cuda_synchronize, cuda_memory_bytes, cuda_loss_scale};
+    cuda_reset_state, cuda_activation, cuda_synchronize, cuda_memory_bytes, cuda_loss_scale,
+    cuda_reduce_begin, cuda_reduce_end, cuda_gather, cuda_traffic};
 
 // ----------------------------------------------------------------------------
 // main: the program around the model is gdn/trainer.h, the same for both engines

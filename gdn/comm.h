@@ -27,7 +27,7 @@
 
 enum { COMM_ALIGN = 8, COMM_SCRATCH = 64 << 20, COMM_PIECE = 1 << 18 };
 
-typedef struct {
+typedef struct Comm {
   int rank, size;              // of all
   int local_rank, local_size;  // of those on this machine
   int started;                 // 1: MPI was started and must be stopped

@@ -6,7 +6,7 @@
 // parameters in the order of the parameter table (config.h); gradients and AdamW moments lie in arenas of the same
 // layout. Values cross this interface as float, or as double for the tests.
 //
-// defines: Engine, EngineSettings, EngineApi, Arena, AdamW, ENGINE_CARRY, engine_cpu_f32, engine_cpu_f64, engine_cuda
+// defines: Engine, EngineSettings, EngineTraffic, EngineApi, Arena, AdamW, ENGINE_CARRY, engine_cpu_f32, engine_cpu_f64, engine_cuda
 #ifndef GDN_ENGINE_H
 #define GDN_ENGINE_H
 
@@ -28,8 +28,14 @@ typedef struct {
   int64_t shard_first, shard_count;  // ZeRO-1: the range of the arena whose moments this rank holds; count 0: all of it
   int recompute;                     // how much to recompute instead of saving: 0 nothing
   const char *cache_dir;             // where an engine may keep tuned choices, NULL: nowhere
-  int device;                        // GPU number
+  int device;                        // GPU number, -1: the first, or that of the rank
+  struct Comm *comm;                 // the ranks that train this model together (comm.h); NULL: one process
 } EngineSettings;
+
+typedef struct {                // what a step exchanged with the GPUs of other ranks
+  double bytes;                 // sent by this one
+  double reduce_ms, gather_ms;  // time in which the GPU waited for it and did nothing else
+} EngineTraffic;
 
 typedef enum { ARENA_PARAM, ARENA_GRAD, ARENA_M, ARENA_V } Arena;  // M and V: only elements of the own shard
 
@@ -85,6 +91,16 @@ typedef struct {
   // NULL, or: tells the scale that backward will be called with, before the forward (0: not known). An engine that
   // knows it computes the head's gradient while the logits exist, adding to the gradients in the forward already.
   void (*loss_scale)(Engine *e, double scale);
+
+  // Several ranks of an engine on a device; NULL where the arenas lie in the host's memory (comm.h moves those). Each
+  // is a collective: all ranks call it in the same order.
+  // The next backward completes the gradients: they are added up over the ranks while it runs.
+  void (*reduce_begin)(Engine *e);
+  // From here on the own shard of the gradients is the sum over all ranks (also where no backward came in between).
+  void (*reduce_end)(Engine *e);
+  // Everyone gets the weights of all shards, while the next forward already runs.
+  void (*gather)(Engine *e);
+  void (*traffic)(Engine *e, EngineTraffic *t);  // since it was asked last
 } EngineApi;
 
 extern const EngineApi engine_cpu_f32;  // train_gdn.c

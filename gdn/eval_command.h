@@ -149,7 +149,7 @@ static inline int eval_command(const EngineApi *api, Options *o, Error *err) {
   if (source.recall && strcmp(s.data, source.fingerprint))
     warn("evaluated on %s, trained on %s", source.fingerprint, s.data[0] ? s.data : "other data");
   int64_t rows = train_val_rows(&source, o);
-  settings.max_rows = o->batch, settings.max_len = o->seq_len, settings.device = o->device < 0 ? 0 : o->device;
+  settings.max_rows = o->batch, settings.max_len = o->seq_len, settings.device = o->device;
   const char *asked = o->tokenizer[0] ? o->tokenizer : !source.recall ? s.tokenizer : "";
   code = tokenizer_open(&tokenizer, &has_tokenizer, &kind, asked, &source, &s.config, err);
   if (!code) code = saved_model_load(&m, &s, api, &settings, err);
@@ -197,7 +197,7 @@ static inline int sample_command(const EngineApi *api, Options *o, Error *err) {
   if (!code) code = sample_prompt(&job, o, &s.config, has_tokenizer ? &tokenizer : NULL, err);
   if (!code) {
     sample_settings(&settings, job.n_prompt, o->num_tokens);
-    settings.device = o->device < 0 ? 0 : o->device;
+    settings.device = o->device;
     code = saved_model_load(&m, &s, api, &settings, err);
   }
   stop_watch_start(&stop, NULL, o->stop_after);

@@ -34,6 +34,8 @@ typedef struct {
   int skipped;          // 1: the update was skipped
   int64_t samples;      // samples consumed
   uint64_t batch_hash;  // hash of the batch's token ids, 0: not computed
+  // several GPUs: what this one sent to others in the step, and the time in which it waited for them; ms negative: none
+  double exchange_gb, exchange_ms;
 } LogStep;
 
 // ----------------------------------------------------------------------------
@@ -153,6 +155,10 @@ static MAYBE_UNUSED void log_step(Log *l, const LogStep *s) {
   json_object_set_new(j, "ms", log_number(s->ms));
   json_object_set_new(j, "tokens_per_s", log_number(s->tokens_per_s));
   json_object_set_new(j, "mfu", s->mfu < 0 ? json_null() : log_number(s->mfu));
+  if (s->exchange_ms >= 0) {
+    json_object_set_new(j, "exchange_gb", log_number(s->exchange_gb));
+    json_object_set_new(j, "exchange_ms", log_number(s->exchange_ms));
+  }
   json_object_set_new(j, "skipped", json_boolean(s->skipped));
   if (s->batch_hash) {
     char hex[20];

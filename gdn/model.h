@@ -69,13 +69,16 @@ static inline void model_clear(Model *m, Arena a) {
   free(zero);
 }
 
-// The first weights by rule and seed (init.h); moments zero.
+// The first weights by rule and seed (init.h); moments zero. A GPU of several is given its own shard only.
 static inline void model_init_weights(Model *m, InitRule rule, uint64_t seed) {
+  int64_t shard = m->settings.shard_first, shard_end = shard + m->settings.shard_count;
+  int all = !m->api->on_device || !m->settings.shard_count;
   float *piece = (float *)alloc_array(MODEL_PIECE, sizeof(float), "a piece of weights");
   for (int i = 0; i < m->table.n; i++) {
     const ParamSpec *s = &m->table.specs[i];
     for (int64_t at = 0; at < s->count; at += MODEL_PIECE) {
       int64_t n = s->count - at < MODEL_PIECE ? s->count - at : MODEL_PIECE;
+      if (!all && (s->offset + at >= shard_end || s->offset + at + n <= shard)) continue;
       if (s->init == INIT_PAD)
         memset(piece, 0, (size_t)n * sizeof(float));
       else

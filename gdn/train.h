@@ -86,6 +86,16 @@ static inline int64_t train_updates(const Trainer *t) { return t->step - t->skip
 // ----------------------------------------------------------------------------
 // one step
 
+// What must come before the gradients are complete: an engine that sums over ranks itself does so from here on.
+static inline void train_before_last_backward(Trainer *t) {
+  Model *m = &t->model;
+  if (fault_is_due("nan", t->step + 1)) {
+    float nan_value = NAN;
+    m->api->write(m->engine, ARENA_GRAD, m->table.final_norm, 1, &nan_value);
+  }
+  if (t->comm->size > 1 && m->api->reduce_begin) m->api->reduce_begin(m->engine);
+}
+
 // Forward and backward over the own rows of the step. 0, or EXIT_STOPPED between two micro-batches.
 static inline int train_gradient(Trainer *t, double scale, StepTotals *own) {
   Model *m = &t->model;
@@ -96,6 +106,7 @@ static inline int train_gradient(Trainer *t, double scale, StepTotals *own) {
     if (stop_requested(&t->stop)) return EXIT_STOPPED;
     if (m->api->loss_scale) m->api->loss_scale(m->engine, scale);
     own->loss_sum += m->api->forward(m->engine, t->tokens + r * T, t->targets + r * T, (int)batch, (int)T, 0);
+    if (r + batch >= t->own_rows) train_before_last_backward(t);
     m->api->backward(m->engine, scale);
     if (m->api->loss_scale) m->api->loss_scale(m->engine, 0);  // an evaluation's forward has no backward
   }
@@ -103,10 +114,6 @@ static inline int train_gradient(Trainer *t, double scale, StepTotals *own) {
   for (int64_t r = 0; r < t->own_rows; r++)
     own->hash += XXH3_64bits_withSeed(t->tokens + r * T, (size_t)T * sizeof(int32_t),
                                       (XXH64_hash_t)(t->comm->rank * t->own_rows + r));
-  if (fault_is_due("nan", t->step + 1)) {
-    float nan_value = NAN;
-    m->api->write(m->engine, ARENA_GRAD, m->table.final_norm, 1, &nan_value);
-  }
   return 0;
 }
 
@@ -116,8 +123,14 @@ static inline void train_reduce(Trainer *t, StepTotals *own, StepTotals *sum) {
   Comm *c = t->comm;
   int64_t first, count;
   comm_shard(m->table.total, c->size, c->rank, &first, &count);
-  m->api->synchronize(m->engine);
-  comm_reduce_scatter(c, "gradients", m->api->arena(m->engine, ARENA_GRAD), m->api->real_bytes, m->table.total);
+  if (c->size > 1 && m->api->reduce_end) {
+    comm_barrier(c, "word that the gradients are on their way");  // names a rank that stands still; NCCL would not
+    m->api->reduce_end(m->engine);
+    m->api->synchronize(m->engine);
+  } else {
+    m->api->synchronize(m->engine);
+    comm_reduce_scatter(c, "gradients", m->api->arena(m->engine, ARENA_GRAD), m->api->real_bytes, m->table.total);
+  }
   if (!own->code) own->grad_sumsq = m->api->grad_sumsq(m->engine, first, count);
   own->saving = saver_is_busy(&t->saver);
   StepTotals *all = (StepTotals *)alloc_array(c->size, sizeof *all, "sums of a step");
@@ -142,6 +155,11 @@ static inline int train_agree(Trainer *t, const char *what, int code, Error *err
 
 static inline void train_gather_weights(Trainer *t) {
   Model *m = &t->model;
+  if (t->comm->size > 1 && m->api->gather) {
+    m->api->gather(m->engine);
+    comm_barrier(t->comm, "word that the weights are on their way");
+    return;
+  }
   comm_all_gather(t->comm, "weights", m->api->arena(m->engine, ARENA_PARAM), m->api->real_bytes, m->table.total);
 }
 
@@ -192,6 +210,12 @@ static inline int train_step(Trainer *t, LogStep *s, Error *err) {
   s->batch_hash = sum.hash;
   s->ms = 1e3 * (monotonic_seconds() - begin);
   s->tokens_per_s = s->ms > 0 ? 1e3 * (double)tokens / s->ms : 0;
+  s->exchange_ms = -1;
+  if (t->comm->size > 1 && m->api->traffic) {
+    EngineTraffic x;
+    m->api->traffic(m->engine, &x);
+    s->exchange_ms = x.reduce_ms + x.gather_ms, s->exchange_gb = 1e-9 * x.bytes;
+  }
   s->mfu = t->peak_flops > 0 ? s->tokens_per_s * t->flops_per_token / t->peak_flops : -1;
   t->ms_mean = t->ms_mean > 0 ? 0.9 * t->ms_mean + 0.1 * s->ms : s->ms;
   s->eta_s = 1e-3 * t->ms_mean * (double)(o->steps - t->step);

@@ -155,7 +155,7 @@ static inline int trainer_settings(Trainer *t, const EngineApi *api, EngineSetti
   const Options *o = t->o;
   memset(s, 0, sizeof *s);
   s->max_rows = o->batch, s->max_len = o->seq_len, s->train = 1;
-  s->recompute = o->recompute, s->device = o->device < 0 ? 0 : o->device;
+  s->recompute = o->recompute, s->device = o->device;
   if (o->sample_every) {
     SampleJob job;
     int code = sample_prompt(&job, o, &t->model.config, t->has_tokenizer ? &t->tokenizer : NULL, err);
@@ -173,9 +173,7 @@ static inline int trainer_settings(Trainer *t, const EngineApi *api, EngineSetti
                        "%d ranks for a model of %lld parameters: there is nothing for the last ones to hold; use at "
                        "most %lld ranks",
                        t->comm->size, (long long)(blocks * COMM_ALIGN), (long long)blocks);
-    if (api->on_device)
-      return error_set(err, EXIT_CONFIG, "%d ranks: the engine %s runs as one rank only; start it without mpirun",
-                       t->comm->size, api->name);
+    s->comm = t->comm;
   }
   return api->check(&t->model.config, s, err);
 }
@@ -254,9 +252,12 @@ static inline int trainer_fill_model(Trainer *t, const CheckpointInfo *info, Err
   t->saved_step = t->sampled_step = -1;
   model_init_weights(&t->model, (InitRule)t->o->init, (uint64_t)t->o->seed);
   if (t->plan.from[0]) return trainer_load_state(t, info, err);
-  if (!t->o->init_from[0]) return 0;
-  int code = folder_find(t->o->init_from, path, &kind, err);
-  return code ? code : model_load(&t->model, path, kind, err);
+  int code = t->o->init_from[0] ? folder_find(t->o->init_from, path, &kind, err) : 0;
+  if (!code && t->o->init_from[0]) code = model_load(&t->model, path, kind, err);
+  if (!t->model.api->on_device || t->comm->size == 1) return code;
+  if ((code = train_agree(t, "how the loading went", code, err))) return code;
+  train_gather_weights(t);  // a GPU keeps its own shard of what it was given
+  return 0;
 }
 
 // ----------------------------------------------------------------------------

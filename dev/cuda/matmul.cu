@@ -55,19 +55,19 @@ static void test_file(const char *path) {
   const int64_t N = 128, D = 256;
   Buffer<bf16> x(random_bf16(N * D, 1)), w(random_bf16(D * D, 1)), y(N * D);
   remove(path);
-  Matmul *mm = matmul_open(path);
+  Matmul *mm = matmul_open(path, 0);
   matmul_forward(mm, y.data, D, x.data, D, w.data, D, NULL, 0, N, D, D, 0);
   matmul_wgrad(mm, (float *)device_alloc(D * D, 4, "dw"), D, y.data, D, x.data, D, N, D, D, 0, 0);
   check_true("matmul file: measured", mm->tuned == 2 && mm->entries == 2, "should have measured two problems");
   std::vector<bf16> first = y.raw();
-  char *text = matmul_text(mm);
+  char *text = matmul_text(mm, 0);
   matmul_close(mm);
-  mm = matmul_open(path);
+  mm = matmul_open(path, 0);
   matmul_forward(mm, y.data, D, x.data, D, w.data, D, NULL, 0, N, D, D, 0);
   check_true("matmul file: read again", mm->tuned == 0 && mm->entries == 2 && y.same_bits(first), "measured again");
   matmul_close(mm);
-  mm = matmul_open(NULL);
-  check_true("matmul text: taken over", matmul_parse(mm, text) == 0 && mm->entries == 2, "not parsed");
+  mm = matmul_open(NULL, 0);
+  check_true("matmul text: taken over", matmul_parse(mm, text, 1) == 0 && mm->entries == 2, "not parsed");
   matmul_close(mm);
   std::string good = text, bad[5] = {good, good, good, good, "nonsense"};
   bad[0][good.size() / 2] ^= 1, bad[1].resize(good.size() / 2), bad[2] += "more\n", bad[3][good.size() - 2] ^= 1;
@@ -76,11 +76,11 @@ static void test_file(const char *path) {
     FILE *f = fopen(path, "w");
     fwrite(b.data(), 1, b.size(), f);
     fclose(f);
-    mm = matmul_open(path);
+    mm = matmul_open(path, 0);
     bool ignored = mm->entries == 0;
     matmul_forward(mm, y.data, D, x.data, D, w.data, D, NULL, 0, N, D, D, 0);
     matmul_close(mm);
-    mm = matmul_open(path);
+    mm = matmul_open(path, 0);
     check_true("matmul file: damaged", ignored && mm->entries == 1, "should be ignored and rewritten");
     matmul_close(mm);
   }
@@ -88,9 +88,34 @@ static void test_file(const char *path) {
   remove(path);
 }
 
+// The user's cache: what one run measured the next one, in another folder, takes over, and writes into its own file.
+static void test_cache(const char *dir, const char *path) {
+  const int64_t N = 128, D = 256;
+  Buffer<bf16> x(random_bf16(N * D, 1)), w(random_bf16(D * D, 1)), y(N * D);
+  setenv("XDG_CACHE_HOME", dir, 1);
+  std::string first, second;
+  for (int run = 0; run < 3; run++) {  // the third has only the second's own file
+    if (run == 2) setenv("XDG_CACHE_HOME", "/nonexistent", 1);
+    if (run < 2) remove(path);
+    Matmul *mm = matmul_open(path, 1);
+    if (run == 0) remove(mm->cache), mm->entries = 0;
+    std::string cache = mm->cache;
+    matmul_forward(mm, y.data, D, x.data, D, w.data, D, NULL, 0, N, D, D, 0);
+    check_true("matmul cache: measured once", mm->tuned == (run == 0), "measured in the wrong run");
+    matmul_keep(mm);
+    char *text = matmul_text(mm, 1);
+    (run ? second : first) = text;
+    free(text);
+    matmul_close(mm);
+    if (run == 1) remove(cache.c_str());
+  }
+  check_true("matmul cache: the same algorithm", first == second, "another one was used");
+  remove(path);
+}
+
 int main(int argc, char **argv) {
   lab_begin("matmul");
-  Matmul *mm = matmul_open(NULL);
+  Matmul *mm = matmul_open(NULL, 0);
   const int rows[] = {1, 2, 3, 15, 16, 17, 63, 65, 127, 129, 289};
   for (int N : rows) test(mm, N, 64, 40);
   test(mm, 64, 256, 128);
@@ -111,11 +136,12 @@ int main(int argc, char **argv) {
   }
   matmul_close(mm);
   test_file("matmul-lab.txt");
+  test_cache("/tmp", "matmul-lab.txt");
   if (!lab_timing(argc, argv)) return lab_end();
   int64_t N = 32768;
   printf("bench, %lld tokens: forward, dgrad, wgrad (added)\n", (long long)N);
   double total = 0, flops = 0;
-  mm = matmul_open(argc > 1 ? argv[1] : NULL);
+  mm = matmul_open(argc > 1 ? argv[1] : NULL, 0);
   const struct {
     const char *name;
     int64_t in, out, stride;  // stride of the rows on the output side

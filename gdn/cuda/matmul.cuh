@@ -7,21 +7,24 @@
 // All row-major with free row strides (ld, in elements, multiples of 8), so that packed buffers need no copies.
 // For each problem (shape, strides, types, beta) the candidates that cuBLASLt proposes are timed once on random data.
 // Only algorithms whose sums have a fixed order are eligible: no split-K that adds into the result in place, so the
-// same inputs give the same bits. The choice is kept in a text file, one line a problem, keyed by GPU, cuBLASLt version
-// and problem; matmul_text and matmul_parse carry it to other ranks and into the manifest. A damaged file is ignored
-// with a warning and written anew.
+// same inputs give the same bits. The choices are kept in two text files, one line a problem, keyed by GPU, cuBLASLt
+// version and problem: in the run's folder those that the run uses, so that it goes on with the same bits wherever it is
+// resumed; in the user's cache all that were ever measured, so that a new run starts with them and the same command
+// gives the same bits again. The run's file is read first. A damaged file is ignored with a warning and written anew.
+// matmul_text and matmul_parse carry the choices of rank 0 to the other ranks.
 //
 // defines: Matmul, matmul_open, matmul_close, matmul_forward, matmul_dgrad, matmul_wgrad, matmul_tune_only,
-//          matmul_release_scratch, matmul_text, matmul_parse
+//          matmul_release_scratch, matmul_keep, matmul_text, matmul_parse
 #ifndef GDN_CUDA_MATMUL_CUH
 #define GDN_CUDA_MATMUL_CUH
 
 #include <cublasLt.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common.cuh"
 
-enum { MATMUL_MAX_PROBLEMS = 256, MATMUL_CANDIDATES = 32, MATMUL_FINALISTS = 4 };
+enum { MATMUL_MAX_PROBLEMS = 4096, MATMUL_CANDIDATES = 32, MATMUL_FINALISTS = 4 };
 
 static const size_t MATMUL_WORKSPACE = (size_t)64 << 20;
 
@@ -45,7 +48,7 @@ typedef struct {
   MatmulProblem problem;
   cublasLtMatmulAlgo_t algorithm;
   float microseconds;  // measured when it was chosen
-  int checked;         // this process has asked cuBLASLt whether the algorithm still fits
+  int own;             // 1: of this run, 0: only of the user's cache
   cublasLtMatmulDesc_t operation;
   cublasLtMatrixLayout_t a, b, c, d;
 } MatmulEntry;
@@ -53,9 +56,11 @@ typedef struct {
 typedef struct {
   cublasLtHandle_t handle;
   void *workspace;
-  char gpu[256], path[1024];  // path empty: nothing is kept on disk
+  char gpu[256], path[1024], cache[1024];  // of the run and of the user; empty: nothing is kept there
   size_t version;
   int entries, tuned;  // tuned: how many were measured in this process
+  int dirty;           // the files lack something
+  int used[MATMUL_MAX_PROBLEMS], n_used;  // entries of this process's products, looked through first
   int tune_only;       // measure and return, without the product itself
   MatmulEntry entry[MATMUL_MAX_PROBLEMS];
   void *scratch[4];  // A, B, C, D while measuring
@@ -74,13 +79,17 @@ static inline uint64_t matmul_hash(const char *s, size_t n) {  // FNV-1a
 static const char *const MATMUL_TITLE = "train_gdn matmul algorithms 1\n";
 
 // The table as text (caller frees): title, one line an entry ending in a checksum, and a last line with the count.
-static MAYBE_UNUSED char *matmul_text(const Matmul *mm) {
+// own: only the entries of this run.
+static MAYBE_UNUSED char *matmul_text(const Matmul *mm, int own) {
   size_t room = 256 + (size_t)mm->entries * 896, at = 0;
+  int written = 0;
   char *text = (char *)alloc_array((int64_t)room, 1, "matmul algorithm table");
   at += (size_t)snprintf(text, room, "%s", MATMUL_TITLE);
   for (int i = 0; i < mm->entries; i++) {
     const MatmulEntry *e = &mm->entry[i];
     const MatmulProblem *p = &e->problem;
+    if (own && !e->own) continue;
+    written++;
     size_t begin = at;
     at += (size_t)snprintf(text + at, room - at, "%s %zu %lld %lld %lld %lld %lld %lld %lld %d %d %d %d %d %.2f",
                            mm->gpu, mm->version, (long long)p->m, (long long)p->n, (long long)p->k, (long long)p->lda,
@@ -91,13 +100,13 @@ static MAYBE_UNUSED char *matmul_text(const Matmul *mm) {
     at +=
         (size_t)snprintf(text + at, room - at, " %016llx\n", (unsigned long long)matmul_hash(text + begin, at - begin));
   }
-  snprintf(text + at, room - at, "end %d\n", mm->entries);
+  snprintf(text + at, room - at, "end %d\n", written);
   return text;
 }
 
-// Adds a table's entries for this GPU and cuBLASLt version; others are passed over. Returns 0, or the number of the
-// first line that is damaged (then nothing is added).
-static MAYBE_UNUSED int matmul_parse(Matmul *mm, const char *text) {
+// Adds a table's entries for this GPU and cuBLASLt version; others, and those known already, are passed over. Returns 0,
+// or the number of the first line that is damaged (then nothing is added).
+static MAYBE_UNUSED int matmul_parse(Matmul *mm, const char *text, int own) {
   int line = 1, before = mm->entries, added = before, lines = 0;
   size_t title = strlen(MATMUL_TITLE);
   if (strncmp(text, MATMUL_TITLE, title) != 0) return line;
@@ -130,39 +139,86 @@ static MAYBE_UNUSED int matmul_parse(Matmul *mm, const char *text) {
                         &p->float_output, &p->beta, &p->separate_c, &e.microseconds, word, word + 1, word + 2, word + 3,
                         word + 4, word + 5, word + 6, word + 7, &sum, &used);
     if (fields != 24 || copy[used] != 0 || matmul_hash(at, (size_t)(newline - at) - 17) != sum) return line;
+    e.own = own;
     p->m = m, p->n = n, p->k = k, p->lda = lda, p->ldb = ldb, p->ldc = ldc, p->ldd = ldd;
     for (int j = 0; j < 8; j++) e.algorithm.data[j] = word[j];
     at = newline + 1;
     if (strcmp(gpu, mm->gpu) != 0 || version != mm->version) continue;
     int known = 0;
     for (int i = 0; i < added && !known; i++) known = memcmp(&mm->entry[i].problem, p, sizeof *p) == 0;
-    if (!known && added < MATMUL_MAX_PROBLEMS) mm->entry[added++] = e;
+    if (!known && added < MATMUL_MAX_PROBLEMS / 2) mm->entry[added++] = e;  // the other half is this run's to measure
   }
   mm->entries = added;
   return 0;
 }
 
-static inline void matmul_save(Matmul *mm) {
-  if (!mm->path[0]) return;
+// Adds the entries of the file at `path`, which need not exist.
+static inline void matmul_load(Matmul *mm, const char *path, int own) {
+  FILE *f = path[0] ? fopen(path, "rb") : NULL;
+  if (!f) return;
+  const size_t limit = (size_t)MATMUL_MAX_PROBLEMS * 896;
+  char *text = (char *)alloc_array((int64_t)limit + 1, 1, "matmul algorithm table");
+  size_t n = fread(text, 1, limit, f);
+  text[n] = 0;
+  fclose(f);
+  int line = strlen(text) == n ? matmul_parse(mm, text, own) : 1;
+  if (line)
+    warn("%s: line %d is damaged; the file is ignored, the algorithms are measured again and the file rewritten", path,
+         line);
+  free(text);
+}
+
+// 0, or errno: `text` in a file of its own that takes the place of `path` whole.
+static inline int matmul_write(const char *path, const char *text) {
   char temporary[1100];
-  snprintf(temporary, sizeof temporary, "%s.%ld", mm->path, (long)getpid());
-  char *text = matmul_text(mm);
+  snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
   FILE *f = fopen(temporary, "w");
   int bad = !f;
   if (f) bad = fputs(text, f) < 0;
   if (f && fclose(f) != 0) bad = 1;
-  if (!bad) bad = rename(temporary, mm->path) != 0;
-  if (bad) {
-    warn("%s: cannot keep the matrix product algorithms (%s); they are measured again next time", mm->path,
-         strerror(errno));
-    remove(temporary);
-    mm->path[0] = 0;
-  }
-  free(text);
+  if (!bad) bad = rename(temporary, path) != 0;
+  int code = bad ? errno : 0;
+  if (bad) remove(temporary);
+  return code;
 }
 
-// Opens cuBLASLt on the current GPU and reads the table at `path` (NULL: keep nothing on disk).
-static MAYBE_UNUSED Matmul *matmul_open(const char *path) {
+// Writes to the files what they lack. The cache may have grown by another run meanwhile: its entries are taken in.
+static MAYBE_UNUSED void matmul_keep(Matmul *mm) {
+  if (!mm->dirty) return;
+  mm->dirty = 0;
+  for (int own = 1; own >= 0; own--) {
+    char *path = own ? mm->path : mm->cache;
+    if (!path[0]) continue;
+    if (!own) matmul_load(mm, path, 0);
+    char *text = matmul_text(mm, own);
+    int code = matmul_write(path, text);
+    free(text);
+    if (!code) continue;
+    warn("%s: cannot keep the matrix product algorithms (%s); they are measured again next time", path, strerror(code));
+    path[0] = 0;
+  }
+}
+
+// The user's file for this GPU and library, in $XDG_CACHE_HOME/train_gdn or ~/.cache/train_gdn, whose folders are made;
+// empty when there is no such place.
+static inline void matmul_cache_path(Matmul *mm) {
+  const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+  char dir[700];
+  mm->cache[0] = 0;
+  if (base && base[0] == '/')
+    snprintf(dir, sizeof dir, "%.600s", base);
+  else if (home && home[0] == '/')
+    snprintf(dir, sizeof dir, "%.600s/.cache", home);
+  else
+    return;
+  mkdir(dir, 0777);
+  snprintf(dir + strlen(dir), sizeof dir - strlen(dir), "/train_gdn");
+  if (mkdir(dir, 0777) && errno != EEXIST) return;
+  snprintf(mm->cache, sizeof mm->cache, "%.690s/cublaslt-%.200s-%zu.txt", dir, mm->gpu, mm->version);
+}
+
+// Opens cuBLASLt on the current GPU and reads the run's table at `path` (NULL: none) and, with use_cache, the user's.
+static MAYBE_UNUSED Matmul *matmul_open(const char *path, int use_cache) {
   Matmul *mm = (Matmul *)alloc_zeroed(1, sizeof(Matmul), "matmul table");
   cudaDeviceProp properties;
   int device = 0;
@@ -173,21 +229,11 @@ static MAYBE_UNUSED Matmul *matmul_open(const char *path) {
   mm->version = cublasLtGetVersion();
   snprintf(mm->gpu, sizeof mm->gpu, "%s", properties.name);
   for (char *c = mm->gpu; *c; c++)
-    if (*c <= ' ') *c = '_';
+    if (*c <= ' ' || *c == '/') *c = '_';
   if (path) snprintf(mm->path, sizeof mm->path, "%s", path);
-  FILE *f = path ? fopen(path, "rb") : NULL;
-  if (f) {
-    const size_t limit = 1 << 20;
-    char *text = (char *)alloc_array((int64_t)limit + 1, 1, "matmul algorithm table");
-    size_t n = fread(text, 1, limit, f);
-    text[n] = 0;
-    fclose(f);
-    int line = strlen(text) == n ? matmul_parse(mm, text) : 1;
-    if (line)
-      warn("%s: line %d is damaged; the file is ignored, the algorithms are measured again and the file rewritten",
-           path, line);
-    free(text);
-  }
+  if (use_cache) matmul_cache_path(mm);
+  matmul_load(mm, mm->path, 1);
+  matmul_load(mm, mm->cache, 0);
   return mm;
 }
 
@@ -199,6 +245,7 @@ static MAYBE_UNUSED void matmul_release_scratch(Matmul *mm) {  // the buffers th
 }
 
 static MAYBE_UNUSED void matmul_close(Matmul *mm) {
+  matmul_keep(mm);
   matmul_release_scratch(mm);
   for (int i = 0; i < mm->entries; i++) {
     MatmulEntry *e = &mm->entry[i];
@@ -357,35 +404,46 @@ static inline void matmul_tune(Matmul *mm, MatmulEntry *e, cudaStream_t stream) 
     fail(EXIT_CONFIG, "cuBLASLt runs no algorithm of fixed order for a matrix product of %lld x %lld x %lld",
          (long long)p->m, (long long)p->n, (long long)p->k);
   e->microseconds = best;
-  e->checked = 1;
   mm->tuned++;
-  matmul_save(mm);
+}
+
+static inline int matmul_find(const Matmul *mm, const MatmulProblem *p) {
+  for (int i = 0; i < mm->entries; i++)
+    if (memcmp(&mm->entry[i].problem, p, sizeof *p) == 0) return i;
+  return -1;
+}
+
+// 1: the algorithm that a file names can run here.
+static inline int matmul_accepts(Matmul *mm, MatmulEntry *e) {
+  cublasLtMatmulHeuristicResult_t result;
+  memset(&result, 0, sizeof result);
+  return cublasLtMatmulAlgoCheck(mm->handle, e->operation, e->a, e->b, e->c, e->d, &e->algorithm, &result) ==
+             CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= MATMUL_WORKSPACE && matmul_fixed_order(&e->algorithm);
 }
 
 static inline MatmulEntry *matmul_entry(Matmul *mm, const MatmulProblem *p, cudaStream_t stream) {
-  MatmulEntry *e = NULL;
-  for (int i = 0; i < mm->entries && !e; i++)
-    if (memcmp(&mm->entry[i].problem, p, sizeof *p) == 0) e = &mm->entry[i];
-  if (e && e->checked) return e;
-  if (e) {  // from the file: does cuBLASLt still accept it?
-    cublasLtMatmulHeuristicResult_t result;
-    memset(&result, 0, sizeof result);
-    matmul_describe(e);
-    e->checked = cublasLtMatmulAlgoCheck(mm->handle, e->operation, e->a, e->b, e->c, e->d, &e->algorithm, &result) ==
-                     CUBLAS_STATUS_SUCCESS &&
-                 result.workspaceSize <= MATMUL_WORKSPACE && matmul_fixed_order(&e->algorithm);
-    if (e->checked) return e;
-    warn("%s: the algorithm kept for %lld x %lld x %lld does not run here; measuring again", mm->path, (long long)p->m,
-         (long long)p->n, (long long)p->k);
-  } else {
+  for (int i = 0; i < mm->n_used; i++)
+    if (memcmp(&mm->entry[mm->used[i]].problem, p, sizeof *p) == 0) return &mm->entry[mm->used[i]];
+  int at = matmul_find(mm, p), measure = at < 0;
+  if (measure) {
     if (mm->entries == MATMUL_MAX_PROBLEMS)
       fail(EXIT_INTERNAL, "more than %d different matrix products", MATMUL_MAX_PROBLEMS);
-    e = &mm->entry[mm->entries++];
-    memset(e, 0, sizeof *e);
-    e->problem = *p;
-    matmul_describe(e);
+    at = mm->entries++;
+    memset(&mm->entry[at], 0, sizeof mm->entry[at]);
+    mm->entry[at].problem = *p;
   }
-  matmul_tune(mm, e, stream);
+  MatmulEntry *e = &mm->entry[at];
+  matmul_describe(e);
+  if (!measure && !matmul_accepts(mm, e)) {
+    warn("%s: the algorithm kept for %lld x %lld x %lld does not run here; measuring again", e->own ? mm->path : mm->cache,
+         (long long)p->m, (long long)p->n, (long long)p->k);
+    measure = 1;
+  }
+  if (measure || !e->own) mm->dirty = 1;
+  e->own = 1;
+  if (measure) matmul_tune(mm, e, stream);
+  mm->used[mm->n_used++] = at;
   return e;
 }
 
