@@ -2,7 +2,9 @@
 # make run MODEL=tiny-mamba2 ARGS='--steps 300'     the same with another preset, more options
 # make test            build and run every test; the last line counts passed, failed, skipped
 # make train_gdncu     the CUDA trainer (needs nvcc; GPU_ARCH=90a is a Hopper GPU)      make test_gdncu   its check
-# make bench           speed of the CPU engine's parts        make lab   the CUDA kernel lab
+# make bench           speed of the CPU engine's parts, and of the GPU's kernels and models where there is one
+# make gpu-check       all that must be seen on a GPU, and dev/gpu_report.md from it; make lab builds the kernel lab
+# make gpu-report-check   is that report of these CUDA sources?
 # make sanitize        the tests of readers and layers under AddressSanitizer and UBSan
 # make faults          kill -9, failing disks, damaged files, signals, planted breaks: the long form (faults-quick: a minute)
 # make fuzz            the readers of files and options under libFuzzer (needs clang); FUZZ_SECONDS=60 for each
@@ -40,8 +42,12 @@ ALWAYS:
 train_gdn: train_gdn.c $(HEADERS) $(DEPS) $(MPI_FLAGS)
 	$(CC) $(CFLAGS) -DGDN_BUILD='"$(shell git describe --always --dirty 2>/dev/null)"' $< -o $@ $(LDLIBS) $$(cat $(MPI_FLAGS))
 
+# with nvcc and a GPU here, the GPU runs the models that its kernels take; the others run on the CPU, and that is said
+HAS_GPU = command -v $(NVCC) >/dev/null && nvidia-smi -L >/dev/null 2>&1
 run: train_gdn
-	./train_gdn --model $(MODEL) $(ARGS)
+	@if $(HAS_GPU) && $(MAKE) -s train_gdncu && ./train_gdncu --model $(MODEL) $(ARGS) --dry-run >/dev/null; then \
+	  echo "./train_gdncu --model $(MODEL) $(ARGS)"; ./train_gdncu --model $(MODEL) $(ARGS); \
+	else echo "./train_gdn --model $(MODEL) $(ARGS)"; ./train_gdn --model $(MODEL) $(ARGS); fi
 
 # ---------------------------------------------------------------------------- tests
 
@@ -80,6 +86,7 @@ $(BUILD)/test_%: dev/test/test_%.c $(wildcard dev/test/*.h) $(HEADERS) $(DEPS)
 
 test_programs: train_gdn test_gdn $(BUILD)/train_gdn_f64 $(BUILD)/train_gdn_alone $(TESTS:%=$(BUILD)/%) $(FAULT_TOOLS)
 test: test_programs .venv/ok
+	@if $(HAS_GPU); then $(MAKE) -s test_gdncu; fi
 	@dev/test/run_all.sh
 
 # kill -9, failing and full disks, damaged files, signals, non-finite values, planted breaks: dev/test/faults/
@@ -118,6 +125,7 @@ $(BUILD)/bench_cpu: dev/bench/bench_cpu.c train_gdn.c $(HEADERS) $(DEPS)
 	$(CC) $(CFLAGS) -DGDN_NO_MAIN $< -o $@ $(LDLIBS) -ldl
 bench: $(BUILD)/bench_cpu
 	$(BUILD)/bench_cpu
+	@if $(HAS_GPU); then $(MAKE) -s lab && dev/gpu_check.sh bench; fi
 
 SOURCES = train_gdn.c test_gdn.c gdn/*.h dev/test/*.c dev/test/*.h dev/test/*/*.c dev/test/*/*.h dev/bench/*.c
 format:
@@ -169,3 +177,24 @@ $(CUDA_BUILD)/test_gdncu.o: test_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS
 	$(CC) $(TEST_CFLAGS) -DWITH_CUDA -c $< -o $@
 test_gdncu: $(CUDA_BUILD)/test_gdncu.o $(CUDA_BUILD)/engine_cuda.o $(CUDA_OPS) $(CUDA_BUILD)/engine_f32.o $(CUDA_BUILD)/engine_f64.o $(CUDA_BUILD)/engine_bf16.o
 	$(NVCC) $(NVFLAGS) $^ -o $@ $(CUDA_LIBS)
+
+# the kernel lab: each operation against loops in double, and its time beside its floor
+LABS = rmsnorm swiglu gated_rmsnorm short_conv classifier embedding adamw matmul delta_rule sliding_attention
+LAB_DEPS = $(wildcard dev/cuda/*.cuh) $(wildcard gdn/cuda/*) gdn/check.h
+$(BUILD)/lab/delta_rule: dev/cuda/delta_rule.cu $(CUDA_BUILD)/delta_rule.o $(LAB_DEPS)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) $< $(CUDA_BUILD)/delta_rule.o -o $@
+$(BUILD)/lab/sliding_attention-racecheck: dev/cuda/sliding_attention.cu $(LAB_DEPS)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -DATTENTION_RACECHECK $< -o $@
+$(BUILD)/lab/%: dev/cuda/%.cu $(LAB_DEPS)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) $< -o $@ -lcublasLt
+lab: $(LABS:%=$(BUILD)/lab/%) $(BUILD)/lab/sliding_attention-racecheck
+
+DATA ?= out/data/fwe_train_*.bin
+gpu-check: lab train_gdncu test_gdncu
+	@DATA='$(DATA)' dev/gpu_check.sh right lab sanitize bench models input report
+gpu-report-check:
+	@dev/gpu_check.sh verdict
+.PHONY: gpu-check gpu-report-check

@@ -164,6 +164,7 @@ static inline int config_from_json(const json_t *j, Config *c, const char *path,
   const char *key;
   json_t *v;
   json_object_foreach((json_t *)j, key, v) {
+    (void)v;
     int known = !strcmp(key, "model") || !strcmp(key, "pattern");
     for (int i = 0; i < CONFIG_FIELDS && !known; i++) known = !strcmp(key, config_fields[i].name);
     if (!known) return error_set(err, EXIT_CHECKPOINT, "%s: unknown field \"%.80s\": of a newer version?", path, key);

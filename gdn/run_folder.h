@@ -64,7 +64,7 @@ static inline int folder_holds_run(const char *dir) {
   DIR *d = opendir(dir);
   if (!d) return 0;
   int found = 0;
-  for (struct dirent *e; !found && (e = readdir(d));) found = !strncmp(e->d_name, "step-", 5);
+  for (struct dirent *e; !found && (e = readdir(d)) != NULL;) found = !strncmp(e->d_name, "step-", 5);
   closedir(d);
   return found;
 }
@@ -127,7 +127,7 @@ static inline int run_folder_make(RunPlan *p, Error *err) {
   long last = 0;
   DIR *d = opendir("out");
   if (!d) return error_set(err, EXIT_CHECKPOINT, "out: cannot read the folder: %s", strerror(errno));
-  for (struct dirent *e; (e = readdir(d));) {
+  for (struct dirent *e; (e = readdir(d)) != NULL;) {
     char *end;
     if (strncmp(e->d_name, "run-", 4) || e->d_name[4] < '0' || e->d_name[4] > '9') continue;
     long number = strtol(e->d_name + 4, &end, 10);

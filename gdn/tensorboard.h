@@ -139,7 +139,7 @@ static inline long long event_folder_last(const char *dir) {
   long long last = 0;
   DIR *d = opendir(dir);
   if (!d) return 0;
-  for (struct dirent *f; (f = readdir(d));) {
+  for (struct dirent *f; (f = readdir(d)) != NULL;) {
     if (strncmp(f->d_name, prefix, sizeof prefix - 1)) continue;
     long long t = strtoll(f->d_name + sizeof prefix - 1, NULL, 10);
     if (t > last && t < 9999999999) last = t;

@@ -187,7 +187,13 @@ static MAYBE_UNUSED void lab_begin(const char *title) {
 }
 
 // `--no-bench` leaves the timings out (for compute-sanitizer).
-static MAYBE_UNUSED bool lab_timing(int argc, char **argv) { return argc < 2 || strcmp(argv[1], "--no-bench") != 0; }
+// Is the lab asked to time its kernels? LAB [check | small | bench]; without a word: both.
+static MAYBE_UNUSED bool lab_timing(int argc, char **argv) {
+  std::string mode = argc > 1 ? argv[1] : "bench";
+  if (argc > 2 || (mode != "check" && mode != "small" && mode != "bench"))
+    fail(EXIT_USAGE, "unknown arguments; use: lab [check | small | bench]");
+  return mode == "bench";
+}
 
 static MAYBE_UNUSED int lab_end() {
   CUDA_CHECK(cudaDeviceSynchronize());

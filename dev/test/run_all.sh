@@ -28,6 +28,8 @@ test_shards|$build/test_shards
 test_tokenizer|$build/test_tokenizer
 test_sampler|$build/test_sampler
 test_config|$build/test_config"
+if [ -x test_gdncu ] && nvidia-smi -L >/dev/null 2>&1; then list="test_gdncu|./test_gdncu
+$list"; fi
 if [ "${1:-}" = --programs ]; then list=$(echo "$list" | grep "|$build/"); fi
 
 run_one() { # one line of the list

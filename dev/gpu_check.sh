@@ -1,0 +1,121 @@
+#!/bin/bash
+# gpu_check.sh: what must be seen on a GPU, in parts of under 8 minutes that can be run one by one; `make gpu-check` builds
+# the programs and runs all parts.
+#   dev/gpu_check.sh PART...     right     the CUDA engine against the CPU reference: every activation and gradient
+#                                lab       each kernel against loops in double, odd sizes, poisoned buffers
+#                                sanitize  compute-sanitizer on the labs: memcheck, racecheck, initcheck
+#                                bench     each kernel's time beside its floor
+#                                models    whole training steps: tokens/s, MFU, memory (DATA: a glob of token shards)
+#                                input     a machine that cannot be used: one line, exit code 3 or 6
+#                                report    dev/gpu_report.md from what the parts have left in $PARTS
+#   dev/gpu_check.sh hash        the hash of the CUDA sources, comments and white space left out
+#   dev/gpu_check.sh verdict     0 when dev/gpu_report.md is of these sources, 1 when they have changed since
+# PROGRAMS: folder of train_gdncu, test_gdncu and the labs (default: where make puts them). PARTS: folder of the parts'
+# results (default build/gpu_check).
+set -u
+cd "$(dirname "$0")/.." || exit 1
+labs="rmsnorm swiglu gated_rmsnorm short_conv classifier embedding adamw matmul delta_rule sliding_attention"
+parts=${PARTS:-build/gpu_check} report=dev/gpu_report.md
+
+program() { # program NAME: its path
+  if [ -n "${PROGRAMS:-}" ]; then echo "$PROGRAMS/$1"; else case $1 in *_gdncu) echo "./$1" ;; *) echo "build/lab/$1" ;; esac; fi
+}
+source_hash() {
+  for f in train_gdn.cu gdn/cuda/*; do
+    echo "$f" | tr -d '\n'
+    gcc -fpreprocessed -dD -E -P -x c++ "$f" 2>/dev/null | tr -d ' \t\n'
+  done | sha256sum | cut -c1-16
+}
+counted() { grep -E '^[0-9]+ passed, [0-9]+ failed' "$1" | tail -1; }
+say() { tee -a "$out"; }
+failed=0
+
+part_right() {
+  timeout 450 "$(program test_gdncu)" >"$parts/right.log" 2>&1 || failed=1
+  grep FAILED "$parts/right.log" | head -5
+  { counted "$parts/right.log"; grep -iE '^(largest|worst)' "$parts/right.log" | tail -40; } | say
+}
+part_lab() {
+  for lab in $labs; do
+    timeout 100 "$(program "$lab")" check >"$parts/lab-$lab.log" 2>&1 || failed=1
+    grep FAILED "$parts/lab-$lab.log" | head -3
+    printf '%-18s %s\n' "$lab" "$(counted "$parts/lab-$lab.log")" | say
+  done
+}
+part_sanitize() {
+  printf '%-18s %-9s %s\n' kernels tool result | say
+  for lab in ${LABS:-$labs}; do
+    for tool in memcheck racecheck initcheck; do
+      log=$parts/sanitize-$lab-$tool.log name=$lab
+      # attention's pipelines use hardware barriers that racecheck does not know: built without them for that tool
+      if [ "$tool" = racecheck ] && [ -x "$(program "$lab-racecheck")" ]; then name=$lab-racecheck; fi
+      timeout ${SANITIZE_LIMIT:-120} compute-sanitizer --tool "$tool" "$(program "$name")" small >"$log" 2>&1
+      code=$?
+      result=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/=* *//')
+      if [ $code = 124 ]; then result="stopped after ${SANITIZE_LIMIT:-120} s: $(grep -cE '=* (Invalid|Error|Uninit|Warning)' "$log") findings so far"; fi
+      case $result in *" 0 errors"* | *" 0 hazards"* | *": 0 findings"*) ;; *) failed=1 ;; esac
+      printf '%-18s %-9s %s\n' "$lab" "$tool" "$result" | say
+    done
+  done
+}
+part_bench() {
+  for lab in $labs; do
+    timeout 100 "$(program "$lab")" bench >"$parts/bench-$lab.log" 2>&1 || failed=1
+    { echo "## $lab"; grep -vE 'passed,|warning|^$' "$parts/bench-$lab.log" | cut -c1-150; } | say
+  done
+}
+part_models() {
+  list=${LIST:-dev/bench/models.txt}
+  dev/bench/bench_gpu.sh "${DATA:?a glob of token shards}" "$(program train_gdncu)" <"$list" | say
+  grep -q 'ended:' "$out" && failed=1
+  awk 'NR > 1 && NF == 9 && $2 ~ /^[0-9]+$/ { gsub(",", "", $5)
+    printf "THROUGHPUT preset=%s gpus=1 B=%s T=%s ms=%s tok_s=%s mfu=%s floor_pct=%s peak_gib=%s first_step_s=%s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 }' \
+    "$out" >"$parts/throughput.txt"
+  say <"$parts/throughput.txt"
+}
+part_input() { dev/test/check_gpu_input.sh "$(program train_gdncu)" 2>&1 | say; [ "${PIPESTATUS[0]}" = 0 ] || failed=1; }
+part_report() {
+  {
+    echo "# What was checked and measured on a GPU"
+    echo
+    echo "Written by \`dev/gpu_check.sh report\` from the parts named below, each with the command \`dev/gpu_check.sh PART\`."
+    echo "What the numbers mean and what bounds them: dev/doc/gpu.md."
+    echo
+    echo "    sources  $(source_hash)   (train_gdn.cu and gdn/cuda, comments and white space left out)"
+    for part in right lab sanitize models bench input ranks curves; do
+      [ -s "$parts/$part.txt" ] || continue
+      echo
+      echo "## $part"
+      echo
+      sed 's/^/    /; s/[ ]*$//' "$parts/$part.txt"
+    done
+  } >"$report.new" && mv "$report.new" "$report"
+  echo "$report written"
+}
+
+case ${1:-} in
+hash) source_hash && exit ;;
+verdict)
+  found=$(sed -n 's/^ *sources  \([0-9a-f]*\) .*/\1/p' "$report" | head -1) now=$(source_hash)
+  if [ "$found" = "$now" ]; then echo "$report is of these CUDA sources ($now)" && exit 0; fi
+  echo "$report is of other CUDA sources (${found:-none named}, now $now): make gpu-check on a GPU writes it anew"
+  exit 1
+  ;;
+'' | -h | --help) sed -n '2,18p' "$0" | sed 's/^# \{0,1\}//' && exit 0 ;;
+esac
+mkdir -p "$parts"
+for part in "$@"; do
+  case $part in right | lab | sanitize | bench | models | input | report) ;; *) echo "gpu_check.sh: no part '$part'; see --help" >&2 && exit 2 ;; esac
+  out=$parts/$part.txt
+  if [ "$part" != report ]; then
+    {
+      nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1
+      echo "$(date +%F), sources $(source_hash), $(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/CUDA \1/p')"
+    } >"$out"
+  fi
+  start=$SECONDS
+  "part_$part"
+  echo "-- $part: $((SECONDS - start)) s"
+done
+if [ $failed != 0 ]; then echo "gpu_check: something failed"; fi
+exit $failed
