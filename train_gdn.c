@@ -1892,7 +1892,8 @@ const EngineApi engine_cpu_f32 = {"cpu-f32",
                                    cpu_zero_grad,    model_grad_sumsq,
                                    model_update,     cpu_reset_state,
                                    cpu_activation,   cpu_synchronize,
-                                   cpu_memory_bytes, NULL};
+                                   cpu_memory_bytes, NULL,
+                                   NULL};
 
 // ----------------------------------------------------------------------------
 // main: the program around the model is gdn/trainer.h, the same for both engines

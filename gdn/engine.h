@@ -85,6 +85,10 @@ typedef struct {
   // NULL, or: tells the scale that backward will be called with, before the forward (0: not known). An engine that
   // knows it computes the head's gradient while the logits exist, adding to the gradients in the forward already.
   void (*loss_scale)(Engine *e, double scale);
+  // NULL: read may be called so. read for the thread of a save, while forward and backward run in another: ARENA_PARAM,
+  // ARENA_M and ARENA_V of the own shard, one thread at a time. The caller has synchronized since the last update, and
+  // makes none until it has read everything.
+  void (*read_behind)(Engine *e, Arena a, int64_t first, int64_t count, float *dst);
 } EngineApi;
 
 extern const EngineApi engine_cpu_f32;  // train_gdn.c
