@@ -56,7 +56,7 @@ typedef struct {  // what a layer's forward keeps for its backward; N tokens eac
 } LayerActs;
 
 typedef struct {  // for cuda_read_behind, made by its first call
-  int device;
+  int device;     // the engine's
   cudaStream_t stream;
   cudaEvent_t done[2];
   float *stage[2];  // page-locked, READ_BEHIND_PIECE each
@@ -642,6 +642,7 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
   int64_t N = (int64_t)e->set.max_rows * e->set.max_len;
   CUDA_CHECK(cudaMallocHost((void **)&e->host_ids, (size_t)(2 * N) * sizeof(int32_t)));
   CUDA_CHECK(cudaMallocHost((void **)&e->host_docs, (size_t)N * sizeof(int32_t)));
+  CUDA_CHECK(cudaGetDevice(&e->behind.device));
   e->history = (int32_t *)alloc_array(e->set.max_len > s->max_state ? e->set.max_len : s->max_state, sizeof(int32_t),
                                       "carried tokens");
   if (config_has_mixer(c, MIX_SWA) || config_has_mixer(c, MIX_ATTN))
@@ -669,11 +670,7 @@ static void cuda_read(Engine *e, Arena a, int64_t first, int64_t count, float *d
 
 enum { READ_BEHIND_PIECE = 1 << 20 };  // floats
 
-static void read_behind_open(ReadBehind *b, const float *memory) {
-  cudaPointerAttributes where;
-  CUDA_CHECK(cudaPointerGetAttributes(&where, memory));
-  b->device = where.device;
-  CUDA_CHECK(cudaSetDevice(b->device));
+static void read_behind_open(ReadBehind *b) {
   for (int i = 0; i < 2; i++) {
     CUDA_CHECK(cudaMallocHost((void **)&b->stage[i], READ_BEHIND_PIECE * sizeof(float)));
     CUDA_CHECK(cudaEventCreateWithFlags(&b->done[i], cudaEventDisableTiming | cudaEventBlockingSync));
@@ -685,8 +682,8 @@ static void read_behind_open(ReadBehind *b, const float *memory) {
 // one page-locked buffer while the thread empties the other.
 static void cuda_read_behind(Engine *e, Arena a, int64_t first, int64_t count, float *dst) {
   ReadBehind *b = &e->behind;
-  if (!b->stream) read_behind_open(b, e->master);
   CUDA_CHECK(cudaSetDevice(b->device));  // each save has a new thread, which begins with GPU 0
+  if (!b->stream) read_behind_open(b);
   const float *src = arena_at(e, a, first);
   int64_t pieces = ceil_div(count, READ_BEHIND_PIECE);
   for (int64_t i = 0; i <= pieces; i++) {

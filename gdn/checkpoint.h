@@ -18,8 +18,8 @@
 // defines: CheckpointSettings, CheckpointPlan, CheckpointHashes, CheckpointWriter, CheckpointWrite, checkpoint_save,
 //          checkpoint_plan, checkpoint_plan_free, checkpoint_create, checkpoint_write_range, checkpoint_hash_rest,
 //          checkpoint_finish, checkpoint_abort, checkpoint_writer_start, checkpoint_writer_submit,
-//          checkpoint_writer_copying, checkpoint_writer_poll, checkpoint_writer_wait, checkpoint_writer_failures, checkpoint_writer_stop,
-//          checkpoint_load, checkpoint_init_from, checkpoint_clean, checkpoint_name
+//          checkpoint_writer_copying, checkpoint_writer_poll, checkpoint_writer_wait, checkpoint_writer_failures,
+//          checkpoint_writer_stop, checkpoint_load, checkpoint_init_from, checkpoint_clean, checkpoint_name
 #ifndef GDN_CHECKPOINT_H
 #define GDN_CHECKPOINT_H
 
@@ -58,8 +58,8 @@ typedef struct CheckpointWriter CheckpointWriter;
 // c, t and the strings of s must outlive the writer.
 static CheckpointWriter *checkpoint_writer_start(const CheckpointSettings *s, const Config *c, const ParamTable *t);
 // Starts a save. The thread calls `read` until checkpoint_writer_copying says 0: until then nothing may change what it
-// gives. Returns (and puts into err) the failure of an earlier save that was not reported yet, else 0; the new save goes
-// on in either case. When memory for the copy is short it warns and writes before it returns.
+// gives. Returns (and puts into err) the failure of an earlier save that was not reported yet, else 0; the new save
+// goes on in either case. When memory for the copy is short it warns and writes before it returns.
 static int checkpoint_writer_submit(CheckpointWriter *w, const CheckpointInfo *info, CheckpointRead read, void *ctx,
                                     Error *err);
 // Waits for the copy, at most for so many seconds. Elements that are not copied yet, 0: all are.

@@ -113,7 +113,7 @@ static MAYBE_UNUSED int snapshot_begin(Snapshot *s, Error *err) {
 static MAYBE_UNUSED void snapshot_copy(Snapshot *s, CheckpointRead read, void *ctx) {
   for (int i = 0; i < SNAPSHOT_ARENAS; i++)
     for (int64_t at = 0, n; at < s->count; at += n) {
-      n = s->count - at < SNAPSHOT_PIECE ? s->count - at : SNAPSHOT_PIECE;
+      n = s->count - at < SNAPSHOT_PIECE ? s->count - at : (int64_t)SNAPSHOT_PIECE;
       read(ctx, snapshot_arenas[i], s->first + at, n, s->arena[snapshot_arenas[i]] + at);
       pthread_mutex_lock(&s->lock);
       s->left -= n;

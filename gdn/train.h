@@ -143,7 +143,7 @@ static inline int train_agree(Trainer *t, const char *what, int code, Error *err
 
 // Waits until a save in the background has copied weights and moments, which an update changes.
 static inline void train_wait_copy(Trainer *t) {
-  for (int64_t left, before = -1; (left = saver_copying(&t->saver, 1)); before = left)
+  for (int64_t left, before = -1; (left = saver_copying(&t->saver, 1)) > 0; before = left)
     if (left != before) watchdog_progress();
 }
 
