@@ -7,6 +7,7 @@
 // checks with one wrong term planted in the backward pass and succeeds only if they notice.
 
 #include <omp.h>
+#include <pthread.h>
 #include "dev/test/check_report.h"  // check, check_close, report_end
 #include "gdn/engine.h"             // EngineApi, engine_cpu_f32, engine_cpu_f64
 #include "gdn/init.h"               // init_tensor
@@ -769,7 +770,61 @@ static void test_cuda_steps(const char *name, Config c) {
   model_free(&m);
 }
 
+typedef struct {
+  Engine *e;
+  int64_t n;
+  float *read[4];  // by Arena
+} BehindJob;
+
+static void *read_all_behind(void *arg) {
+  BehindJob *j = (BehindJob *)arg;
+  for (int a = 0; a < 4; a++)
+    if (a != ARENA_GRAD) engine_cuda.read_behind(j->e, (Arena)a, 0, j->n, j->read[a]);
+  return NULL;
+}
+
+// The copy for a save, taken by another thread while forward and backward run, holds the bits of after the update.
+static void test_cuda_read_behind(void) {
+  enum { B = 4, T = 256 };
+  const EngineApi *api = &engine_cuda;
+  Config c = cuda_config("gdn", 2, 2, 64, 64);
+  c.ff = 8192;
+  Model m = model_make(c, 96);
+  int32_t tokens[B * T];
+  for (int i = 0; i < B * T; i++) tokens[i] = i % 131;
+  Engine *e = engine_make(api, &m, B, T, 1, 0);
+  AdamW w = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1, 0};
+  BehindJob job = {e, m.t.total, {NULL}};
+  int64_t n = m.t.total;
+  check(n > 5 << 19, "%lld elements: needed several pieces and a part of one", (long long)n);
+  for (int save = 0; save < 3; save++, w.step++) {  // a thread for each, as a run has
+    pthread_t thread;
+    api->zero_grad(e);
+    api->forward(e, tokens, tokens, B, T, 0);
+    api->backward(e, 1.0 / (B * T));
+    api->update(e, &w);
+    api->synchronize(e);
+    for (int a = 0; a < 4; a++) job.read[a] = (float *)alloc_zeroed(n, 4, "test");
+    if (!check(!pthread_create(&thread, NULL, read_all_behind, &job), "no thread")) return;
+    api->zero_grad(e);
+    for (int i = 0; i < 10; i++) api->forward(e, tokens, tokens, B, T, 0), api->backward(e, 1.0 / (B * T));
+    pthread_join(thread, NULL);
+    float *want = (float *)alloc_array(n, 4, "test");
+    for (int a = 0; a < 4; a++) {
+      if (a != ARENA_GRAD) {
+        api->read(e, (Arena)a, 0, n, want);
+        check(!memcmp(want, job.read[a], (size_t)n * 4), "copy %d of arena %d behind the training differs", save, a);
+      }
+      free(job.read[a]);
+    }
+    free(want);
+  }
+  api->destroy(e);
+  model_free(&m);
+}
+
 static void test_cuda_all(int quick) {
+  test_cuda_read_behind();
   static const int lengths[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 129, 289};
   static const int dims[][2] = {{64, 64}, {128, 128}, {128, 256}, {192, 384}, {256, 256}, {256, 512}};
   for (int i = 0; i < 12; i++) {

@@ -1894,7 +1894,8 @@ const EngineApi engine_cpu_f32 = {"cpu-f32",
                                    cpu_activation,   cpu_synchronize,
                                    cpu_memory_bytes, NULL,
                                    NULL,             NULL,
-                                   NULL,             NULL};
+                                   NULL,             NULL,
+                                   NULL};
 
 // ----------------------------------------------------------------------------
 // main: the program around the model is gdn/trainer.h, the same for both engines

@@ -57,6 +57,13 @@ typedef struct {  // what a layer's forward keeps for its backward; N tokens eac
   bf16 *gu;            // MLP [2 ff]; its gradient after the backward pass
 } LayerActs;
 
+typedef struct {  // for cuda_read_behind, made by its first call
+  int device;     // the engine's
+  cudaStream_t stream;
+  cudaEvent_t done[2];
+  float *stage[2];  // page-locked, READ_BEHIND_PIECE each
+} ReadBehind;
+
 struct Engine {
   Config c;
   const ParamTable *table;
@@ -98,6 +105,7 @@ struct Engine {
   int32_t *history;
   int history_len, carry_new;
   int32_t *host_ids, *host_docs;
+  ReadBehind behind;
 };
 
 static MixerSizes mixer_sizes(const Config *c, const LayerLayout *l, int B, int T) {
@@ -673,6 +681,13 @@ static int cuda_check_config(const Config *c, const EngineSettings *s, Error *er
   return code;
 }
 
+static void read_behind_close(ReadBehind *b) {
+  if (!b->stream) return;
+  cudaStreamSynchronize(b->stream);
+  for (int i = 0; i < 2; i++) cudaEventDestroy(b->done[i]), cudaFreeHost(b->stage[i]);
+  cudaStreamDestroy(b->stream);
+}
+
 static void cuda_destroy(Engine *e) {
   if (!e) return;
   cudaStreamSynchronize(e->stream);
@@ -685,6 +700,7 @@ static void cuda_destroy(Engine *e) {
   cudaFree(e->decay_bits[0]), cudaFree(e->decay_bits[1]);
   if (e->matmul) matmul_close(e->matmul);
   cudaFreeHost(e->host_ids), cudaFreeHost(e->host_docs);
+  read_behind_close(&e->behind);
   cudaStreamDestroy(e->stream);
   free(e->acts), free(e->history), free(e);
 }
@@ -802,6 +818,7 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
   int64_t N = (int64_t)e->set.max_rows * e->set.max_len;
   CUDA_CHECK(cudaMallocHost((void **)&e->host_ids, (size_t)(2 * N) * sizeof(int32_t)));
   CUDA_CHECK(cudaMallocHost((void **)&e->host_docs, (size_t)N * sizeof(int32_t)));
+  CUDA_CHECK(cudaGetDevice(&e->behind.device));
   e->history = (int32_t *)alloc_array(e->set.max_len > s->max_state ? e->set.max_len : s->max_state, sizeof(int32_t),
                                       "carried tokens");
   if (comm && s->train) engine_open_buckets(e);
@@ -829,6 +846,39 @@ static float *arena_at(Engine *e, Arena a, int64_t first) {
 static void cuda_read(Engine *e, Arena a, int64_t first, int64_t count, float *dst) {
   CUDA_CHECK(cudaMemcpyAsync(dst, arena_at(e, a, first), (size_t)count * sizeof(float), cudaMemcpyDeviceToHost, e->stream));
   CUDA_CHECK(cudaStreamSynchronize(e->stream));
+}
+
+enum { READ_BEHIND_PIECE = 1 << 20 };  // floats
+
+static void read_behind_open(ReadBehind *b) {
+  for (int i = 0; i < 2; i++) {
+    CUDA_CHECK(cudaMallocHost((void **)&b->stage[i], READ_BEHIND_PIECE * sizeof(float)));
+    CUDA_CHECK(cudaEventCreateWithFlags(&b->done[i], cudaEventDisableTiming | cudaEventBlockingSync));
+  }
+  CUDA_CHECK(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
+}
+
+// EngineApi.read_behind: on a stream of its own, so that it does not wait for the kernels of the engine's; the GPU fills
+// one page-locked buffer while the thread empties the other.
+static void cuda_read_behind(Engine *e, Arena a, int64_t first, int64_t count, float *dst) {
+  ReadBehind *b = &e->behind;
+  CUDA_CHECK(cudaSetDevice(b->device));  // each save has a new thread, which begins with GPU 0
+  if (!b->stream) read_behind_open(b);
+  const float *src = arena_at(e, a, first);
+  int64_t pieces = ceil_div(count, READ_BEHIND_PIECE);
+  for (int64_t i = 0; i <= pieces; i++) {
+    int64_t at = i * READ_BEHIND_PIECE, before = at - READ_BEHIND_PIECE;
+    if (i < pieces) {
+      size_t n = (size_t)(count - at < READ_BEHIND_PIECE ? count - at : (int64_t)READ_BEHIND_PIECE);
+      CUDA_CHECK(cudaMemcpyAsync(b->stage[i & 1], src + at, n * sizeof(float), cudaMemcpyDeviceToHost, b->stream));
+      CUDA_CHECK(cudaEventRecord(b->done[i & 1], b->stream));
+    }
+    if (i > 0) {
+      size_t n = (size_t)(count - before < READ_BEHIND_PIECE ? count - before : (int64_t)READ_BEHIND_PIECE);
+      CUDA_CHECK(cudaEventSynchronize(b->done[(i - 1) & 1]));
+      memcpy(dst + before, b->stage[(i - 1) & 1], n * sizeof(float));
+    }
+  }
 }
 // Of the weights and moments only the own shard is kept; gather brings the others'.
 static void cuda_write(Engine *e, Arena a, int64_t first, int64_t count, const float *src) {
@@ -946,7 +996,7 @@ extern "C" const EngineApi engine_cuda = {
     cuda_read,        cuda_write,   cuda_read64,     cuda_write64,      cuda_arena,      model_forward,
     cuda_losses,      cuda_logits,  model_backward,  cuda_zero_grad,    model_grad_sumsq, model_update,
     cuda_reset_state, cuda_activation, cuda_synchronize, cuda_memory_bytes, cuda_loss_scale,
-    cuda_reduce_begin, cuda_reduce_end, cuda_gather, cuda_traffic};
+    cuda_reduce_begin, cuda_reduce_end, cuda_gather, cuda_traffic, cuda_read_behind};
 
 // ----------------------------------------------------------------------------
 // main: the program around the model is gdn/trainer.h, the same for both engines

@@ -15,29 +15,25 @@
 //
 // Finding, verifying and reading what a checkpoint says are in manifest.h, included here.
 //
-// defines: CheckpointSettings, CheckpointPlan, CheckpointHashes, CheckpointSnapshot, CheckpointWriter, CheckpointRead,
-//          CheckpointWrite, checkpoint_save, checkpoint_plan, checkpoint_plan_free, checkpoint_create,
-//          checkpoint_write_range, checkpoint_hash_rest, checkpoint_finish, checkpoint_abort, checkpoint_snapshot_take,
-//          checkpoint_snapshot_read, checkpoint_snapshot_free, checkpoint_writer_start, checkpoint_writer_submit,
-//          checkpoint_writer_poll, checkpoint_writer_wait, checkpoint_writer_failures, checkpoint_writer_stop,
-//          checkpoint_load, checkpoint_init_from, checkpoint_clean, checkpoint_name
+// defines: CheckpointSettings, CheckpointPlan, CheckpointHashes, CheckpointWriter, CheckpointWrite, checkpoint_save,
+//          checkpoint_plan, checkpoint_plan_free, checkpoint_create, checkpoint_write_range, checkpoint_hash_rest,
+//          checkpoint_finish, checkpoint_abort, checkpoint_writer_start, checkpoint_writer_submit,
+//          checkpoint_writer_copying, checkpoint_writer_poll, checkpoint_writer_wait, checkpoint_writer_failures,
+//          checkpoint_writer_stop, checkpoint_load, checkpoint_init_from, checkpoint_clean, checkpoint_name
 #ifndef GDN_CHECKPOINT_H
 #define GDN_CHECKPOINT_H
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
-#include "engine.h"
 #include "manifest.h"
 #include "safetensors.h"
+#include "snapshot.h"
 
 // ----------------------------------------------------------------------------
 // what callers see
 
-// Copies `count` elements of an arena (engine.h: ARENA_PARAM, ARENA_M or ARENA_V) from element `first` on into dst, or
-// from src into the arena. EngineApi.read and .write have this form but for the type of their first argument.
-typedef void (*CheckpointRead)(void *ctx, int arena, int64_t first, int64_t count, float *dst);
+// Copies `count` elements from src into an arena from element `first` on; EngineApi.write but for the type of its first
+// argument. CheckpointRead is the other direction (snapshot.h).
 typedef void (*CheckpointWrite)(void *ctx, int arena, int64_t first, int64_t count, const float *src);
 typedef struct {
   const char *out;        // the run folder
@@ -56,16 +52,18 @@ typedef struct {
 static int checkpoint_save(const CheckpointSettings *s, const Config *c, const ParamTable *t,
                            const CheckpointInfo *info, CheckpointRead read, void *ctx, Error *err);
 
-// Saving behind the training: submit copies the arenas to host memory and returns, a thread writes. One save is in
+// Saving behind the training: a thread copies the arenas to host memory (snapshot.h), then writes. One save is in
 // flight: submit waits for the one before it.
 typedef struct CheckpointWriter CheckpointWriter;
 // c, t and the strings of s must outlive the writer.
 static CheckpointWriter *checkpoint_writer_start(const CheckpointSettings *s, const Config *c, const ParamTable *t);
-// Starts a save of what `read` gives now. Returns (and puts into err) the failure of an earlier save that was not
-// reported yet, else 0; the new save goes on in either case. When memory for the copy is short it warns and writes
-// before it returns.
+// Starts a save. The thread calls `read` until checkpoint_writer_copying says 0: until then nothing may change what it
+// gives. Returns (and puts into err) the failure of an earlier save that was not reported yet, else 0; the new save
+// goes on in either case. When memory for the copy is short it warns and writes before it returns.
 static int checkpoint_writer_submit(CheckpointWriter *w, const CheckpointInfo *info, CheckpointRead read, void *ctx,
                                     Error *err);
+// Waits for the copy, at most for so many seconds. Elements that are not copied yet, 0: all are.
+static int64_t checkpoint_writer_copying(CheckpointWriter *w, double seconds);
 // Does not wait. A failure that was not reported yet, once; else 0. *busy (or NULL): a save is in flight.
 static int checkpoint_writer_poll(CheckpointWriter *w, int *busy, Error *err);
 // Waits for the save in flight. Result as poll.
@@ -161,18 +159,6 @@ static CheckpointHashes checkpoint_hashes_make(const CheckpointPlan *p);
 static void checkpoint_hashes_free(CheckpointHashes *h);
 // OUT/.tmp-step-00012000-PID into path[CHECKPOINT_PATH_MAX]; pid: of the rank that creates it.
 static void checkpoint_temp_name(char *path, const char *out, int64_t step, int64_t pid);
-
-// A copy of a range of the arenas, as checkpoint_writer_submit takes it; checkpoint_snapshot_read delivers it.
-typedef struct {
-  float *arena[4];  // by Arena; ARENA_GRAD unused
-  int64_t first, count;
-} CheckpointSnapshot;
-
-// Takes (or retakes) a copy. EXIT_MEMORY when there is no room for it.
-static int checkpoint_snapshot_take(CheckpointSnapshot *s, int64_t first, int64_t count, CheckpointRead read, void *ctx,
-                                    Error *err);
-static void checkpoint_snapshot_read(void *snapshot, int arena, int64_t first, int64_t count, float *dst);
-static void checkpoint_snapshot_free(CheckpointSnapshot *s);
 
 // ----------------------------------------------------------------------------
 // names and notes
@@ -482,42 +468,14 @@ static MAYBE_UNUSED int checkpoint_save(const CheckpointSettings *s, const Confi
 // ----------------------------------------------------------------------------
 // saving behind the training
 
-static MAYBE_UNUSED int checkpoint_snapshot_take(CheckpointSnapshot *s, int64_t first, int64_t count,
-                                                 CheckpointRead read, void *ctx, Error *err) {
-  static const Arena stored[3] = {ARENA_PARAM, ARENA_M, ARENA_V};
-  if (count != s->count) checkpoint_snapshot_free(s);
-  for (int i = 0; i < 3; i++) {
-    float **a = &s->arena[stored[i]];
-    if (!*a && !(*a = (float *)malloc((size_t)count * 4 + 4))) {
-      checkpoint_snapshot_free(s);
-      char need[32];
-      format_bytes(need, sizeof need, 12.0 * (double)count);
-      return error_set(err, EXIT_MEMORY, "no memory for a copy of the model and its moments (%s)", need);
-    }
-    for (int64_t at = 0, n; at < count; at += n) {
-      n = count - at < checkpoint_piece ? count - at : checkpoint_piece;
-      read(ctx, stored[i], first + at, n, *a + at);
-    }
-  }
-  s->first = first, s->count = count;
-  return 0;
-}
-
-static MAYBE_UNUSED void checkpoint_snapshot_read(void *snapshot, int arena, int64_t first, int64_t count, float *dst) {
-  const CheckpointSnapshot *s = (const CheckpointSnapshot *)snapshot;
-  memcpy(dst, s->arena[arena] + (first - s->first), (size_t)count * 4);
-}
-
-static MAYBE_UNUSED void checkpoint_snapshot_free(CheckpointSnapshot *s) {
-  for (int i = 0; i < 4; i++) free(s->arena[i]);
-  memset(s, 0, sizeof *s);
-}
-
 struct CheckpointWriter {
   const CheckpointSettings *settings;
   const Config *config;
   const ParamTable *table;
-  CheckpointSnapshot snapshot;
+  Snapshot snapshot;
+  int copies;           // the save goes by the snapshot
+  CheckpointRead read;  // what is saved
+  void *ctx;
   CheckpointInfo info;  // own copies of its texts
   pthread_t thread;
   pthread_mutex_t lock;
@@ -532,6 +490,7 @@ static MAYBE_UNUSED CheckpointWriter *checkpoint_writer_start(const CheckpointSe
   CheckpointWriter *w = (CheckpointWriter *)alloc_zeroed(1, sizeof *w, "checkpoint writer");
   w->settings = s, w->config = c, w->table = t;
   pthread_mutex_init(&w->lock, NULL);
+  snapshot_open(&w->snapshot, 0, t->total);
   return w;
 }
 
@@ -546,7 +505,9 @@ static MAYBE_UNUSED void checkpoint_writer_record(CheckpointWriter *w, int rc, c
 static MAYBE_UNUSED void *checkpoint_writer_main(void *arg) {
   CheckpointWriter *w = (CheckpointWriter *)arg;
   Error error = {0, ""};
-  int rc = checkpoint_save(w->settings, w->config, w->table, &w->info, checkpoint_snapshot_read, &w->snapshot, &error);
+  if (w->copies) snapshot_copy(&w->snapshot, w->read, w->ctx);
+  int rc = checkpoint_save(w->settings, w->config, w->table, &w->info, w->copies ? snapshot_read : w->read,
+                           w->copies ? &w->snapshot : w->ctx, &error);
   checkpoint_writer_record(w, rc, &error);
   return NULL;
 }
@@ -567,6 +528,10 @@ static MAYBE_UNUSED int checkpoint_writer_wait(CheckpointWriter *w, Error *err) 
   return checkpoint_writer_poll(w, NULL, err);
 }
 
+static MAYBE_UNUSED int64_t checkpoint_writer_copying(CheckpointWriter *w, double seconds) {
+  return snapshot_wait(&w->snapshot, seconds);
+}
+
 static MAYBE_UNUSED int checkpoint_writer_failures(CheckpointWriter *w) {
   pthread_mutex_lock(&w->lock);
   int n = w->failures;
@@ -582,29 +547,28 @@ static MAYBE_UNUSED int checkpoint_writer_submit(CheckpointWriter *w, const Chec
   w->info = *info;
   w->info.trainer = info->trainer ? checkpoint_text_copy(info->trainer) : NULL;
   w->info.options = info->options ? checkpoint_text_copy(info->options) : NULL;
-  if (!checkpoint_snapshot_take(&w->snapshot, 0, w->table->total, read, ctx, &why)) {
+  w->read = read, w->ctx = ctx, w->busy = 1;
+  w->copies = !snapshot_begin(&w->snapshot, &why);
+  if (w->copies) {
     // the writer takes no signals: those are the training thread's to see
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    w->busy = 1;
     int e = pthread_create(&w->thread, NULL, checkpoint_writer_main, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     w->joinable = !e;
     if (!e) return earlier;
-    w->busy = 0;
     error_set(&why, EXIT_MEMORY, "no thread to write it: %s", strerror(e));
   }
   warn("saving step %lld holds up the training: %s", (long long)info->step, why.text);
-  int rc = checkpoint_save(w->settings, w->config, w->table, &w->info, read, ctx, &why);
-  checkpoint_writer_record(w, rc, &why);
+  checkpoint_writer_main(w);
   return earlier ? earlier : checkpoint_writer_poll(w, NULL, err);
 }
 
 static MAYBE_UNUSED void checkpoint_writer_stop(CheckpointWriter *w) {
   if (!w) return;
   checkpoint_writer_wait(w, NULL);
-  checkpoint_snapshot_free(&w->snapshot);
+  snapshot_close(&w->snapshot);
   checkpoint_info_free(&w->info);
   pthread_mutex_destroy(&w->lock);
   free(w);

@@ -101,6 +101,10 @@ typedef struct {
   // Everyone gets the weights of all shards, while the next forward already runs.
   void (*gather)(Engine *e);
   void (*traffic)(Engine *e, EngineTraffic *t);  // since it was asked last
+  // NULL: read may be called so. read for the thread of a save, while forward and backward run in another: ARENA_PARAM,
+  // ARENA_M and ARENA_V of the own shard, one thread at a time. The caller has synchronized since the last update, and
+  // makes none until it has read everything.
+  void (*read_behind)(Engine *e, Arena a, int64_t first, int64_t count, float *dst);
 } EngineApi;
 
 extern const EngineApi engine_cpu_f32;  // train_gdn.c

@@ -1,8 +1,8 @@
 // model.h: an engine with the model that it runs, made from a Config or from a folder, and where folders are looked
 // for.
 //
-// defines: Model, FolderKind, model_create, model_free, model_init_weights, model_load, model_read, model_write,
-//          model_hash, folder_find, folder_config, model_print
+// defines: Model, FolderKind, model_create, model_free, model_init_weights, model_load, model_read,
+//          model_read_behind, model_write, model_hash, folder_find, folder_config, model_print
 #ifndef GDN_MODEL_H
 #define GDN_MODEL_H
 
@@ -48,6 +48,12 @@ static inline void model_free(Model *m) {
 static MAYBE_UNUSED void model_read(void *ctx, int arena, int64_t first, int64_t count, float *dst) {
   Model *m = (Model *)ctx;
   m->api->read(m->engine, (Arena)arena, first, count, dst);
+}
+
+// For the thread of a save, behind the training (EngineApi.read_behind).
+static MAYBE_UNUSED void model_read_behind(void *ctx, int arena, int64_t first, int64_t count, float *dst) {
+  Model *m = (Model *)ctx;
+  (m->api->read_behind ? m->api->read_behind : m->api->read)(m->engine, (Arena)arena, first, count, dst);
 }
 
 static MAYBE_UNUSED void model_write(void *ctx, int arena, int64_t first, int64_t count, const float *src) {

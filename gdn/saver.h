@@ -1,12 +1,12 @@
 // saver.h: the saves of a run, by one process or by several ranks, behind the training.
 //
-// One process: checkpoint.h's writer. Several ranks: rank 0 makes the temporary folder; every rank copies its own shard
-// (weights and moments) and a thread of it writes the shard into its place in the files, while the training goes on;
-// when all have written, rank 0 takes their hashes, and its thread hashes the blocks in which shards meet, writes the
+// One process: checkpoint.h's writer. Several ranks: rank 0 makes the temporary folder; a thread of every rank copies
+// its own shard (weights and moments, snapshot.h) and writes it into its place in the files, while the training goes on;
+// the next update waits for the copy, not for the files. When all have written, rank 0 takes their hashes, and its thread hashes the blocks in which shards meet, writes the
 // manifest and renames. Threads use no messages: the training passes on what they did, between two steps, when the
 // step's own reduction has told that nobody is busy. All functions here are called by all ranks, with the same result.
 //
-// defines: Saver, saver_start, saver_submit, saver_is_busy, saver_poll, saver_wait, saver_failures, saver_stop
+// defines: Saver, saver_start, saver_submit, saver_copying, saver_is_busy, saver_poll, saver_wait, saver_failures, saver_stop
 #ifndef GDN_SAVER_H
 #define GDN_SAVER_H
 
@@ -26,10 +26,11 @@ typedef struct {
   SaverStage stage;
   CheckpointPlan plan;
   CheckpointHashes hashes;
-  CheckpointSnapshot snapshot;
+  Snapshot snapshot;
+  int copies;           // the save goes by the snapshot
   CheckpointInfo info;  // own copies of its texts
   char tmp[CHECKPOINT_PATH_MAX];
-  CheckpointRead read;  // what the writing takes the values from
+  CheckpointRead read;  // what is saved
   void *ctx;
   pthread_t thread;
   int joinable;
@@ -46,7 +47,10 @@ static MAYBE_UNUSED void saver_start(Saver *s, Comm *comm, const CheckpointSetti
   memset(s, 0, sizeof *s);
   s->comm = comm, s->settings = settings, s->config = c, s->table = t;
   comm_shard(t->total, comm->size, comm->rank, &s->first, &s->count);
-  if (comm->size == 1) s->alone = checkpoint_writer_start(settings, c, t);
+  if (comm->size == 1)
+    s->alone = checkpoint_writer_start(settings, c, t);
+  else
+    snapshot_open(&s->snapshot, s->first, s->count);
 }
 
 // 1: this rank's part of a save goes on in the background.
@@ -56,7 +60,9 @@ static MAYBE_UNUSED void *saver_main(void *arg) {
   Saver *s = (Saver *)arg;
   s->error.code = 0;
   if (s->stage == SAVER_WRITING) {
-    s->code = checkpoint_write_range(&s->plan, s->tmp, s->first, s->count, s->read, s->ctx, &s->hashes, &s->error);
+    if (s->copies) snapshot_copy(&s->snapshot, s->read, s->ctx);
+    s->code = checkpoint_write_range(&s->plan, s->tmp, s->first, s->count, s->copies ? snapshot_read : s->read,
+                                     s->copies ? &s->snapshot : s->ctx, &s->hashes, &s->error);
   } else {
     s->code = checkpoint_hash_rest(&s->plan, s->tmp, &s->hashes, &s->error);
     if (!s->code) s->code = checkpoint_finish(&s->plan, s->tmp, &s->info, &s->hashes, &s->error);
@@ -145,6 +151,12 @@ static MAYBE_UNUSED int saver_wait(Saver *s, Error *err) {
   return saver_report(s, err);
 }
 
+// Waits until the save in flight has its own copy of the state, at most for so many seconds; nothing may change weights
+// or moments before it has. Elements of the own shard that are not copied yet, 0: all are.
+static MAYBE_UNUSED int64_t saver_copying(Saver *s, double seconds) {
+  return s->alone ? checkpoint_writer_copying(s->alone, seconds) : snapshot_wait(&s->snapshot, seconds);
+}
+
 static MAYBE_UNUSED int saver_failures(const Saver *s) {
   return s->alone ? checkpoint_writer_failures(s->alone) : s->failures;
 }
@@ -154,7 +166,8 @@ static MAYBE_UNUSED int saver_no_room(const char *op, const char *path) {
   return !strcmp(op, "write") && strstr(path, "/.tmp-step-") ? ENOSPC : 0;
 }
 
-// Starts a save of what `read` gives now; returns the failure of an earlier one (checkpoint_writer_submit).
+// Starts a save of what `read` gives until saver_copying says 0; returns the failure of an earlier one
+// (checkpoint_writer_submit).
 static MAYBE_UNUSED int saver_submit(Saver *s, const CheckpointInfo *info, CheckpointRead read, void *ctx, Error *err) {
   if (s->alone) return checkpoint_writer_submit(s->alone, info, read, ctx, err);
   int earlier = saver_wait(s, err);
@@ -174,13 +187,10 @@ static MAYBE_UNUSED int saver_submit(Saver *s, const CheckpointInfo *info, Check
   }
   io_fault = fault_is_due("full", info->step) ? saver_no_room : NULL;
   s->stage = SAVER_WRITING;
-  s->read = checkpoint_snapshot_read, s->ctx = &s->snapshot;
-  int copied = !checkpoint_snapshot_take(&s->snapshot, s->first, s->count, read, ctx, &why);
-  if (!copied) {
-    warn("saving step %lld holds up the training: %s", (long long)info->step, why.text);
-    s->read = read, s->ctx = ctx;
-  }
-  saver_run(s, copied);
+  s->read = read, s->ctx = ctx;
+  s->copies = !snapshot_begin(&s->snapshot, &why);
+  if (!s->copies) warn("saving step %lld holds up the training: %s", (long long)info->step, why.text);
+  saver_run(s, s->copies);
   return earlier;
 }
 
@@ -189,7 +199,7 @@ static MAYBE_UNUSED void saver_stop(Saver *s) {
   if (s->alone) checkpoint_writer_stop(s->alone);
   if (s->joinable) pthread_join(s->thread, NULL);
   if (s->stage != SAVER_IDLE) checkpoint_hashes_free(&s->hashes), checkpoint_plan_free(&s->plan);
-  checkpoint_snapshot_free(&s->snapshot);
+  snapshot_close(&s->snapshot);
   checkpoint_info_free(&s->info);
   memset(s, 0, sizeof *s);
 }

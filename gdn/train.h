@@ -17,7 +17,8 @@
 // GDN_FAULT (fault.h): "nan@3" puts a NaN into the gradient of step 3, "stop@7" asks for a stop in step 7, "kill@9"
 // ends the process by SIGKILL after step 9 has been logged, "kill-PHASE@9" and "hang-PHASE@9" end or hold it when it
 // enters a phase of step 9 (watchdog.h), "dump@5" writes the weights after step 5 as doubles to OUT/weights-RANK.f64,
-// "full@6:1" lets rank 1 of several meet a full disk when step 6 is saved.
+// "full@6:1" lets rank 1 of several meet a full disk when step 6 is saved, "slow-copy@6" makes the copy for the save
+// of step 6 take a second.
 //
 // defines: Trainer, StepTotals, train_step, train_save, train_evaluate, train_loop
 #ifndef GDN_TRAIN_H
@@ -153,6 +154,12 @@ static inline int train_agree(Trainer *t, const char *what, int code, Error *err
   return code;
 }
 
+// Waits until a save in the background has copied weights and moments, which an update changes.
+static inline void train_wait_copy(Trainer *t) {
+  for (int64_t left, before = -1; (left = saver_copying(&t->saver, 1)) > 0; before = left)
+    if (left != before) watchdog_progress();
+}
+
 static inline void train_gather_weights(Trainer *t) {
   Model *m = &t->model;
   if (t->comm->size > 1 && m->api->gather) {
@@ -196,6 +203,7 @@ static inline int train_step(Trainer *t, LogStep *s, Error *err) {
     a.step = train_updates(t) + 1;
     a.decay_all = o->decay_all;
     watchdog_phase(PHASE_UPDATE);
+    train_wait_copy(t);
     m->api->update(m->engine, &a);
     m->api->synchronize(m->engine);
     watchdog_phase(PHASE_GATHER);
@@ -245,7 +253,13 @@ static inline int train_check_saves(Trainer *t, int wait, Error *err) {
   return train_save_failed(t, wait ? 1 : TRAIN_SAVE_FAILURES, err);
 }
 
-// Starts a save of the present state, in the background.
+// The fault "slow-copy".
+static MAYBE_UNUSED void train_read_slowly(void *ctx, int arena, int64_t first, int64_t count, float *dst) {
+  usleep(333333);
+  model_read_behind(ctx, arena, first, count, dst);
+}
+
+// Starts a save of the present state, in the background: the next update waits for its copy (train_wait_copy).
 static inline int train_save(Trainer *t, Error *err) {
   watchdog_phase(PHASE_SAVE);
   char trainer[512], *options = NULL;
@@ -263,7 +277,9 @@ static inline int train_save(Trainer *t, Error *err) {
   snprintf(info.build, sizeof info.build, "%s", t->build);
   info.trainer = trainer, info.options = options;
   log_sync(&t->log);  // no power cut leaves a gap in the log below the checkpoint
-  int code = saver_submit(&t->saver, &info, model_read, &t->model, err);
+  t->model.api->synchronize(t->model.engine);
+  CheckpointRead read = fault_is_due("slow-copy", t->step) ? train_read_slowly : model_read_behind;
+  int code = saver_submit(&t->saver, &info, read, &t->model, err);
   free(options);
   if (code && (code = train_save_failed(t, TRAIN_SAVE_FAILURES, err))) return code;  // the save before this one
   t->saved_step = t->step;

@@ -228,15 +228,17 @@ static void test_ranks(void) {
   int streamed = 0;
   for (int rank = 2; rank >= 0; rank--) {
     CheckpointHashes h = checkpoint_hashes_make(&plan);
-    CheckpointSnapshot snap;
-    memset(&snap, 0, sizeof snap);
+    Snapshot snap;
     int64_t count = rank == 2 ? m.t.total - 2 * third : third;
-    CHECK(!checkpoint_snapshot_take(&snap, rank * third, count, model_read, &m, &err), "%s", err.text);
-    CHECK(!checkpoint_write_range(&plan, tmp, rank * third, count, checkpoint_snapshot_read, &snap, &h, &err), "%s",
-          err.text);
+    snapshot_open(&snap, rank * third, count);
+    CHECK(!snapshot_begin(&snap, &err), "%s", err.text);
+    CHECK(snapshot_wait(&snap, 0) == 3 * count, "a copy that was not taken is complete");
+    snapshot_copy(&snap, model_read, &m);
+    CHECK(snapshot_wait(&snap, 0) == 0, "a copy is not complete");
+    CHECK(!checkpoint_write_range(&plan, tmp, rank * third, count, snapshot_read, &snap, &h, &err), "%s", err.text);
     for (int i = 0; i < h.n; i++)
       if (h.done[i]) all.hash[i] = h.hash[i], all.done[i] = 1, streamed++;
-    checkpoint_snapshot_free(&snap);
+    snapshot_close(&snap);
     checkpoint_hashes_free(&h);
   }
   CHECK(streamed > 3 && streamed < all.n, "%d of %d blocks hashed by ranks", streamed, all.n);
@@ -615,6 +617,12 @@ static void test_places(void) {
   model_free(&m);
 }
 
+// Slow enough that a caller who does not wait for the copy changes values that are still to be read.
+static void model_read_slowly(void *ctx, int arena, int64_t first, int64_t count, float *dst) {
+  usleep(20000);
+  model_read(ctx, arena, first, count, dst);
+}
+
 static void test_writer(void) {
   const char *out = fresh("writer");
   Model m = model_make(tiny("gdn swa"), 1), want = model_make(m.c, 0);
@@ -628,8 +636,10 @@ static void test_writer(void) {
     i.trainer = trainer;
     for (int a = 0; a < 4; a++)
       if (m.a[a]) memcpy(want.a[a], m.a[a], (size_t)m.t.total * 4);
-    CHECK(!checkpoint_writer_submit(w, &i, model_read, &m, &err), "%s", err.text);
+    CHECK(!checkpoint_writer_submit(w, &i, model_read_slowly, &m, &err), "%s", err.text);
     memset(trainer, 'x', sizeof trainer);  // the copy is the writer's
+    CHECK(checkpoint_writer_copying(w, 0.001) > 0, "submit has waited for the copy");
+    while (checkpoint_writer_copying(w, 1)) continue;
     for (int k = 0; k < m.t.n; k++)
       if (m.t.specs[k].name[0]) m.a[0][m.t.specs[k].offset] += 1;  // training goes on
   }

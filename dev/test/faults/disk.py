@@ -292,6 +292,22 @@ def test_folder_removed(program=None):
     return "removed, moved away, replaced by a file"
 
 
+def test_slow_copy(ranks=1, program=None):
+    """The copy for a save goes on while the next step's gradients are computed: its update waits, and the save holds
+    the state from before it."""
+    if ranks > 1 and not has_ranks():
+        raise Skip(f"{ranks} ranks: no mpirun, or a program without MPI")
+    reference = Reference(f"copy-{ranks}-whole", RANKS, 6, ranks, program=program)
+    out = os.path.join(ROOT, f"copy-{ranks}")
+    args = RANKS + ["--steps", "6", "--save-every", "2", "--keep", "0", "--out", out]
+    run(args, ranks=ranks, program=program, fault=f"slow-copy@2,slow-copy@4:{ranks - 1}")
+    reference.check_end(out, "copies that take a second")
+    check(sorted(step_folders(out)) == [2, 4, 6], f"checkpoints {sorted(step_folders(out))}")
+    with open(os.path.join(out, "log.jsonl")) as f:
+        ms = {e["step"]: e["ms"] for e in map(json.loads, f) if e["kind"] == "step"}
+    check(all(ms[s] >= 900 for s in (3, 5)), f"the updates after steps 2 and 4 did not wait: {ms}")
+
+
 def tests(counter, long):
     seed = random.randrange(1 << 30) if long else 12
     r = random.Random(seed)
@@ -302,6 +318,8 @@ def tests(counter, long):
     counter.case("each call of a resume fails in turn", test_failing_reads, r, 1000 if long else 4)
     counter.case("memory runs out", test_memory_runs_out, r, 300 if long else 10)
     kinds = [("ENOSPC", "pwrite"), ("EIO", "fdatasync"), ("EROFS", "mkdir")]
+    counter.case("a slow copy, 1 rank", test_slow_copy)
+    counter.case("a slow copy, 2 ranks", test_slow_copy, 2)
     counter.case("a disk that stays full", test_disk_stays_full, r, kinds * (10 if long else 1))
     counter.case("a 16 MB disk", test_small_disk)
     counter.case("a read-only folder", test_read_only_folder)

@@ -37,6 +37,10 @@ def full_disk(program, r):
     disk.test_disk_stays_full(r, [("ENOSPC", "pwrite")], program)
 
 
+def slow_copy(program, r):
+    disk.test_slow_copy(1, program)
+
+
 def failed_reads(program, r):
     disk.test_failing_reads(r, 12, program)
 
@@ -106,6 +110,8 @@ PLANTS = {
         ("json.h", "  while (rc < 0 && errno == EINTR);\n  return rc;", "  while (rc < 0 && errno == EINTR);\n  return 0;")], 0),
     "a failed close is not looked at": (failed_closes, [
         ("json.h", 'return io_refused("close", path) ? -1 : rc;', "return rc * 0;")], 0),
+    "an update does not wait for the copy of a save": (slow_copy, [
+        ("train.h", "    train_wait_copy(t);\n", "")], 1),
     "failed saves go on for ever": (full_disk, [
         ("train.h", "  if (failures < most) return 0;", "  if (failures < most || 1) return 0;")], 0),
     "hashes of files are not compared": (damaged, [
