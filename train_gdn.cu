@@ -22,6 +22,7 @@
 #include "gdn/cuda/delta_rule.h"
 #include "gdn/cuda/embedding.cuh"
 #include "gdn/cuda/gated_rmsnorm.cuh"
+#include "gdn/cuda/machine.h"
 #include "gdn/cuda/matmul.cuh"
 #include "gdn/cuda/rmsnorm.cuh"
 #include "gdn/cuda/short_conv.cuh"
@@ -561,18 +562,33 @@ static void *device_zeroed(Engine *e, int64_t count, size_t size, const char *wh
   return p;
 }
 
+// Is there a driver and a GPU that this program can run on? Leaves it the current device. 0, or EXIT_CONFIG and one line.
+static int machine_check(int device, Error *err) {
+  GpuFacts f;
+  cudaDeviceProp prop;
+  cudaFuncAttributes code;
+  memset(&f, 0, sizeof f);
+  f.device = device, f.visible = getenv("CUDA_VISIBLE_DEVICES"), f.visible_set = f.visible != NULL;
+  if (cudaDriverGetVersion(&f.driver) != cudaSuccess) f.driver = 0;
+  if (cudaRuntimeGetVersion(&f.runtime) != cudaSuccess) f.runtime = CUDART_VERSION;
+  cudaError_t e = f.driver ? cudaGetDeviceCount(&f.gpus) : cudaSuccess;
+  if (e != cudaSuccess) f.gpus = 0, f.trouble = cudaGetErrorString(e);
+  if (device >= f.gpus) return gpu_check(&f, err);
+  CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+  f.name = prop.name, f.major = prop.major, f.minor = prop.minor;
+  int refused = gpu_check(&f, err);
+  if (refused) return refused;
+  CUDA_CHECK(cudaSetDevice(device));
+  e = cudaFuncGetAttributes(&code, partial_reduce_kernel<8>);
+  if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction || e == cudaErrorUnsupportedPtxVersion)
+    f.code_trouble = cudaGetErrorString(e);
+  else
+    CUDA_CHECK(e);
+  return gpu_check(&f, err);
+}
+
 static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSettings *s, Error *err) {
-  int gpus = 0;
-  cudaError_t found = cudaGetDeviceCount(&gpus);
-  if (found != cudaSuccess || gpus < 1) {
-    error_set(err, EXIT_CONFIG, "no NVIDIA GPU to be found (%s); train_gdn trains on CPUs", cudaGetErrorString(found));
-    return NULL;
-  }
-  if (s->device >= gpus) {
-    error_set(err, EXIT_CONFIG, "GPU %d asked for, there are %d, counted from 0; change --device", s->device, gpus);
-    return NULL;
-  }
-  CUDA_CHECK(cudaSetDevice(s->device < 0 ? 0 : s->device));
+  if (machine_check(s->device < 0 ? 0 : s->device, err)) return NULL;
   Engine *e = (Engine *)alloc_zeroed(1, sizeof *e, "engine");
   e->c = *c, e->table = t, e->set = *s;
   if (s->max_state > e->set.max_len) {  // a carried sequence runs whole: room for it

@@ -27,6 +27,7 @@ test_tokenizer_python|$python dev/test/test_tokenizer.py
 test_shards|$build/test_shards
 test_tokenizer|$build/test_tokenizer
 test_sampler|$build/test_sampler
+test_machine|$build/test_machine
 test_config|$build/test_config"
 if [ "${1:-}" = --programs ]; then list=$(echo "$list" | grep "|$build/"); fi
 
