@@ -6,8 +6,8 @@ first weights on the same rows: by PyTorch in fp32, by train_gdn on CPUs and, wh
 PyTorch runs is written here from the papers and shares nothing with the trainer: the recurrence token by token with
 autograd behind it, torch.optim.AdamW, the learning rate and the order of the rows computed from their description.
 
-  limits   the losses of any two, step by step, differ by less than LIMIT of the loss
-  so that agreement means something, the loss has to fall by a third at least
+The losses of any two, step by step, may differ by LIMIT of the loss, or LIMIT_FP32 when both are fp32. So that agreement
+means something, the loss has to fall by a third at least. Rates and rows (by their hashes) must be equal.
 
 The text is this repository's own, byte by byte. Ends with `N passed, N failed, N skipped`; exit status 0 when nothing
 failed, 2 for wrong options, 3 when PyTorch is missing.
@@ -22,10 +22,11 @@ import subprocess
 import sys
 import time
 
-LIMIT = 0.005
+LIMIT = 0.005  # of the loss at a step, where one of the two computes in bf16
+LIMIT_FP32 = 0.001  # where both compute in fp32: roundings alone, which training makes larger
 VOCAB, BOS = 257, 256
 SEED = 1234
-LR, MIN_LR, WARMUP, BETAS, EPS, DECAY, CLIP = 1e-3, 1e-4, 20, (0.9, 0.95), 1e-8, 0.1, 1.0
+LR, MIN_LR, WARMUP, BETAS, EPS, DECAY, CLIP = 3e-4, 3e-5, 40, (0.9, 0.95), 1e-8, 0.1, 1.0
 WINDOW = 64
 
 SIZES = {  # width, MLP, delta-rule heads (key, value), attention heads
@@ -305,12 +306,13 @@ class Check:
         differences = [abs(p["loss"] - q["loss"]) / abs(q["loss"]) if p["loss"] and q["loss"] else math.inf
                        for p, q in zip(x, y)]
         worst = max(range(len(differences)), key=differences.__getitem__)
-        ok = differences[worst] < LIMIT
+        limit = LIMIT if "train_gdncu" in (a, b) else LIMIT_FP32
+        ok = differences[worst] < limit
         print(f"{model:9s} {a:11s} {b:11s} {x[0]['loss']:9.6f} {y[0]['loss']:9.6f} {x[-1]['loss']:9.6f} "
               f"{y[-1]['loss']:9.6f} {100 * differences[0]:9.5f}% {100 * differences[worst]:9.5f}% {worst + 1:5d} "
               f"{100 * sum(differences) / len(differences):9.5f}%  {'PASS' if ok else 'FAIL'}", flush=True)
         self.check(ok, f"{model}: {a} and {b} differ by {100 * differences[worst]:.3f}% at step {worst + 1}, limit "
-                       f"{100 * LIMIT:g}%")
+                       f"{100 * limit:g}%")
         rates = max(abs(p["lr"] - q["lr"]) for p, q in zip(x, y))
         self.check(rates <= 1e-12, f"{model}: learning rates of {a} and {b} differ by {rates}")
         hashes = [(p["hash"], q["hash"]) for p, q in zip(x, y) if p["hash"] is not None and q["hash"] is not None]
@@ -353,15 +355,15 @@ def main():
     data = repository_tokens(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
     shard = os.path.join(args.work, "text.bin")
     write_llmc_shard(shard, data)
-    size, check, hashes = SIZES[args.size], Check(), 0
-    print(f"{args.steps} steps of {args.batch} x {args.seq_len} tokens, lr {LR:g}, AdamW, clipping at {CLIP:g}; limit "
-          f"{100 * LIMIT:g}% of the loss at every step\n{'model':9s} {'one':11s} {'other':11s} {'first':>9s} {'first':>9s} "
+    size, check = SIZES[args.size], Check()
+    print(f"{args.steps} steps of {args.batch} x {args.seq_len} tokens, lr {LR:g}, AdamW, clipping at {CLIP:g}; limit at "
+          f"every step {100 * LIMIT:g}% of the loss, {100 * LIMIT_FP32:g}% where both are fp32\n{'model':9s} {'one':11s} {'other':11s} {'first':>9s} {'first':>9s} "
           f"{'last':>9s} {'last':>9s} {'step 1':>10s} {'largest':>10s} {'at':>5s} {'mean':>10s}", flush=True)
     for name, settings in MODELS:
         if args.only and name != args.only:
             continue
         pattern, begin = settings["pattern"], time.time()
-        folder = os.path.join(args.work, name.replace(" ", "-"))
+        hashes, folder = 0, os.path.join(args.work, name.replace(" ", "-"))
         try:
             start = Program(args.cpu or args.gpu, folder + "-start", shard, size, pattern, args, 1, 0)
             start.wait()  # a step with the learning rate 0: the first weights
@@ -383,8 +385,8 @@ def main():
             fall = logs[a][-1]["loss"] / logs[a][0]["loss"]
             check.check(args.steps < 200 or fall < 2 / 3, f"{name}: {a} learned little: the loss fell to {fall:.2f} of "
                                                           "the first: the comparison says nothing")
-        print(f"{name:9s} {f'{params:,} parameters, ' * (params > 0)}{time.time() - begin:.0f} s, rows "
-              f"{'with equal hashes' if hashes else 'not hashed: no package xxhash'}", flush=True)
+        print(f"{name:9s} {f'{params:,} parameters, ' * (params > 0)}{time.time() - begin:.0f} s, {hashes} hashes of rows "
+              f"compared{'' if not torch or logs['PyTorch'][0]['hash'] else ' (PyTorch without: no package xxhash)'}", flush=True)
     print(f"{check.passed} passed, {check.failed} failed, {check.skipped} skipped")
     return 1 if check.failed or not check.passed else 0
 
