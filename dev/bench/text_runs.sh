@@ -85,9 +85,16 @@ run_model() { # one model: its log in OUT/MODEL, its console in OUT/MODEL.txt, i
   code=$?
   echo $code >"$out/$model.code"
   say "$model: exit code $code, $((SECONDS - start)) s$([ $code = 0 ] || grep -h 'error:' "$out/$model.txt" | tail -n 1 | sed 's/^/: /' | cut -c1-200)"
-  # a checkpoint of the first model is kept for its sample, all others are only in the way
-  if [ "$model" != "$first" ] && [ "$code" = 0 ]; then rm -rf "$out/$model"/step-*; fi
-  if [ "$code" = 75 ]; then rm -rf "$out/$model"/step-*; fi
+  if [ "$model" = "$first" ] && [ "$code" = 0 ]; then sample "$model"; fi
+  rm -rf "$out/$model"/step-* # a gigabyte each
+}
+
+sample() { # one model's text into OUT/sample.txt
+  if [ -z "$tokenizer" ]; then say "$1: no TOKENIZER, no sample" && return; fi
+  timeout "$(left)" "$program" sample "$out/$1" --tokenizer "$tokenizer" --prompt "$prompt" --num-tokens 100 \
+    --temperature 0.7 >"$out/sample.txt" 2>&1 </dev/null
+  say "sample of $1, exit code $?:"
+  tail -n 6 "$out/sample.txt"
 }
 
 first=${models%% *}
@@ -98,20 +105,7 @@ for model in $models; do
 done
 wait
 
-if [ "$(cat "$out/$first.code" 2>/dev/null)" = 0 ] && ls -d "$out/$first"/step-* >/dev/null 2>&1; then
-  if [ -n "$tokenizer" ] && [ "$(left)" -gt 20 ]; then
-    timeout "$(left)" "$program" sample "$out/$first" --tokenizer "$tokenizer" --prompt "$prompt" --num-tokens 100 \
-      --temperature 0.7 >"$out/sample.txt" 2>&1 </dev/null
-    code=$?
-    say "sample of $first, exit code $code:"
-    tail -n 6 "$out/sample.txt"
-    if [ $code = 0 ]; then rm -rf "$out/$first"/step-*; fi
-  else
-    say "no sample: $([ -n "$tokenizer" ] && echo "no time left" || echo "no TOKENIZER")"
-    rm -rf "$out/$first"/step-*
-  fi
-fi
-
+# shellcheck disable=SC2086
 "$python" - "$out" "$steps" $models <<'PY' | tee "$out/table.txt"
 import json, math, os, re, sys
 out, steps, models = sys.argv[1], int(sys.argv[2]), sys.argv[3:]

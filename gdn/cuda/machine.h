@@ -1,5 +1,5 @@
-// machine.h: can this program run on this GPU with this driver? The facts are asked for in cuda_create; the judgement is
-// a function of them alone, so that machines that nobody has at hand (an old card, an old driver) can be tested.
+// machine.h: can this program run on this GPU with this driver? The facts are asked for in cuda_create; the judgement
+// is a function of them alone, so that machines that nobody has at hand (an old card, an old driver) can be tested.
 //
 // defines: GpuFacts, gpu_check
 #ifndef GDN_CUDA_MACHINE_H
@@ -8,15 +8,16 @@
 #include "../check.h"
 
 typedef struct {
-  int driver, runtime;  // CUDA version that the driver supports (0: there is none), that the program is built with: 13000
-  int gpus;             // that the program may use
+  int driver,
+      runtime;  // CUDA version that the driver supports (0: there is none), that the program is built with: 13000
+  int gpus;     // that the program may use
   const char *trouble;  // why they could not be counted, NULL: they could
   int visible_set;      // CUDA_VISIBLE_DEVICES is set
   const char *visible;  // to this
   int device;           // the one asked for, from 0
   // of that one, when it exists
   const char *name;
-  int major, minor;         // compute capability
+  int major, minor;          // compute capability
   const char *code_trouble;  // why its kernels cannot be loaded, NULL: they can
 } GpuFacts;
 
