@@ -54,7 +54,7 @@ run: train_gdn
 TEST_CFLAGS = $(CFLAGS) -DGDN_PLANT -DGDN_NO_MAIN
 FAULT_TOOLS = $(BUILD)/faults/io_faults.so $(BUILD)/faults/engine.o $(BUILD)/faults/damage
 KILLS ?= 500
-TESTS = test_config test_tokenizer test_sampler test_shards test_checkpoint test_layers_f32 test_layers_f64
+TESTS = test_config test_tokenizer test_sampler test_machine test_shards test_checkpoint test_layers_f32 test_layers_f64
 
 $(BUILD)/engine_f32.o: train_gdn.c $(HEADERS) $(DEPS)
 	$(CC) $(TEST_CFLAGS) -c $< -o $@

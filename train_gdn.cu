@@ -22,6 +22,7 @@
 #include "gdn/cuda/delta_rule.h"
 #include "gdn/cuda/embedding.cuh"
 #include "gdn/cuda/gated_rmsnorm.cuh"
+#include "gdn/cuda/machine.h"
 #include "gdn/cuda/matmul.cuh"
 #include "gdn/cuda/ranks.cuh"
 #include "gdn/cuda/rmsnorm.cuh"
@@ -745,18 +746,40 @@ static void engine_share_algorithms(Engine *e) {
   free(text);
 }
 
+// Is there a driver and a GPU that this program can run on, one for each rank? Leaves it the current device. 0, or
+// EXIT_CONFIG and one line.
+static int machine_check(const Comm *comm, int asked, int *chosen, Error *err) {
+  int device = asked < 0 ? 0 : asked;
+  GpuFacts f;
+  cudaDeviceProp prop;
+  cudaFuncAttributes code;
+  memset(&f, 0, sizeof f);
+  f.visible = getenv("CUDA_VISIBLE_DEVICES"), f.visible_set = f.visible != NULL;
+  if (cudaDriverGetVersion(&f.driver) != cudaSuccess) f.driver = 0;
+  if (cudaRuntimeGetVersion(&f.runtime) != cudaSuccess) f.runtime = CUDART_VERSION;
+  cudaError_t e = f.driver ? cudaGetDeviceCount(&f.gpus) : cudaSuccess;
+  if (e != cudaSuccess) f.gpus = 0, f.trouble = cudaGetErrorString(e);
+  int refused = comm && f.gpus ? gpu_ranks_choose_device(comm, asked, f.gpus, &device, err) : 0;
+  if (refused) return refused;
+  f.device = *chosen = device;
+  if (device >= f.gpus) return gpu_check(&f, err);
+  CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+  f.name = prop.name, f.major = prop.major, f.minor = prop.minor;
+  if ((refused = gpu_check(&f, err))) return refused;
+  CUDA_CHECK(cudaSetDevice(device));
+  e = cudaFuncGetAttributes(&code, partial_reduce_kernel<8>);
+  if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction || e == cudaErrorUnsupportedPtxVersion)
+    f.code_trouble = cudaGetErrorString(e);
+  else
+    CUDA_CHECK(e);
+  return gpu_check(&f, err);
+}
+
 static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSettings *s, Error *err) {
-  int gpus = 0;
-  cudaError_t found = cudaGetDeviceCount(&gpus);
-  if (found != cudaSuccess || gpus < 1) {
-    error_set(err, EXIT_CONFIG, "no NVIDIA GPU to be found (%s); train_gdn trains on CPUs", cudaGetErrorString(found));
-    return NULL;
-  }
   Comm *comm = s->comm && s->comm->size > 1 ? s->comm : NULL;
-  int device, code = gpu_ranks_choose_device(comm, s->device, gpus, &device, err);
+  int device = 0, code = machine_check(comm, s->device, &device, err);
   if (comm) code = comm_agree(comm, "which GPU each rank has", code, err);
   if (code) return NULL;
-  CUDA_CHECK(cudaSetDevice(device));
   Engine *e = (Engine *)alloc_zeroed(1, sizeof *e, "engine");
   e->c = *c, e->table = t, e->set = *s, e->many = comm != NULL;
   if (comm && gpu_ranks_open(&e->ranks, comm, device, t->total, err)) {

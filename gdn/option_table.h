@@ -34,7 +34,7 @@ typedef struct {
   char train[TEXT_SIZE];             // comma-separated globs, or "recall", "recall-stale"
   char val[TEXT_SIZE];               // the same; "" none
   char tokenizer[OPTION_PATH_SIZE];  // path, "bytes", or "" none
-  int recall_pairs, recall_keys, recall_values;
+  int recall_pairs, recall_stale_pairs, recall_keys, recall_values;  // stale pairs 0: as many as pairs
   // the run
   char out[OPTION_PATH_SIZE];  // "": a fresh numbered folder under out/
   int64_t steps, tokens;       // tokens = steps * total_batch
@@ -193,6 +193,8 @@ static const Option option_table[] = {
      "the shards' tokenizer, for prompts, samples and bits per byte; 'bytes' for bytes; empty: token ids are shown"},
     {"recall-pairs", GROUP_DATA, OPT_INT, AT(recall_pairs), "8", 1, 1 << 20, NULL, "COUNT", NULL,
      "synthetic streams: key and value pairs of a sequence"},
+    {"recall-stale-pairs", GROUP_DATA, OPT_INT, AT(recall_stale_pairs), "0", 0, 1 << 20, NULL, "COUNT", NULL,
+     "recall-stale: pairs before these that must be forgotten, 0 for as many as there are pairs"},
     {"recall-keys", GROUP_DATA, OPT_INT, AT(recall_keys), "64", 1, 1 << 20, NULL, "COUNT", NULL,
      "synthetic streams: different keys"},
     {"recall-values", GROUP_DATA, OPT_INT, AT(recall_values), "64", 1, 1 << 20, NULL, "COUNT", NULL,

@@ -24,7 +24,7 @@ static inline int source_open(DataSource *d, const Options *o, const Config *c, 
   if (source_is_recall(name)) {
     RecallConfig r = recall_defaults(o->seq_len);
     r.pairs = o->recall_pairs, r.keys = o->recall_keys, r.values = o->recall_values;
-    if (!strcmp(name, "recall-stale")) r.stale_pairs = r.pairs;
+    if (!strcmp(name, "recall-stale")) r.stale_pairs = o->recall_stale_pairs ? o->recall_stale_pairs : r.pairs;
     if ((code = data_source_open_recall(d, &r, (uint64_t)o->seed, validation, err))) return code;
     if (recall_vocab(&r) > c->vocab)
       return error_set(err, EXIT_USAGE,

@@ -3,6 +3,7 @@
 
     .venv/bin/python scripts/plot.py out/gdn_400m_15b
     .venv/bin/python scripts/plot.py out/gdn out/h1 out/mamba2 --out compare.png --x steps --smooth 0.98
+    .venv/bin/python scripts/plot.py out/gdn out/h1 out/mamba2 --out compare.png --validation
 
 A run is its folder or its log.jsonl; it may be going on. The label is the folder's name. Needs matplotlib (scripts/setup.sh
 test, or pip install -r data/requirements.txt). Exit codes: 0 drawn, 2 wrong option, 3 matplotlib is missing, 4 a log that
@@ -193,6 +194,28 @@ def draw(runs, labels, args, plt, ticker):
     return figure
 
 
+def draw_validation(runs, labels, args, plt, ticker):
+    """One panel: the validation losses of all runs, the last one of each in the legend, lowest first."""
+    figure, axis = plt.subplots(figsize=(10, 6.5), constrained_layout=True)
+    for i in sorted(range(len(runs)), key=lambda i: runs[i].evals[-1][1]):
+        x = [runs[i].at(step, args.x) for step, _ in runs[i].evals]
+        label = f"{labels[i]}: {runs[i].evals[-1][1]:.3f}"
+        y = [loss for _, loss in runs[i].evals]
+        axis.plot(x, y, color=COLOURS[i % len(COLOURS)], linewidth=1.6, marker="o", markersize=4, label=label)
+    losses = sorted(loss for r in runs for _, loss in r.evals[len(r.evals) // 5 :])  # the first ones would flatten it
+    if losses[-1] > losses[0]:
+        axis.set_ylim(losses[0] - 0.05 * (losses[-1] - losses[0]), losses[-1] + 0.05 * (losses[-1] - losses[0]))
+    axis.set_xlabel(args.x)
+    axis.xaxis.set_major_formatter(ticker.FuncFormatter(count_text))
+    axis.set_title(args.title or "validation loss (nats a token)", fontsize=11, loc="left")
+    axis.grid(True, which="major", color="#dddddd", linewidth=0.7)
+    axis.set_axisbelow(True)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.legend(fontsize=10, frameon=False, loc="upper right")
+    return figure
+
+
 def main():
     parser = argparse.ArgumentParser(
         prog="plot.py", description="Draws loss, gradient norm, learning rate and tokens/s of runs into one PNG."
@@ -206,6 +229,7 @@ def main():
         metavar="WEIGHT",
         help="of the exponential mean, 0 (none) to below 1 (default: by the run's length)",
     )
+    parser.add_argument("--validation", action="store_true", help="one panel: the validation losses alone")
     parser.add_argument("--title", default="", metavar="TEXT", help="over the picture (default: the run's name)")
     args = parser.parse_args()
     if args.smooth is not None and not 0 <= args.smooth < 1:
@@ -221,7 +245,13 @@ def main():
     except ImportError as e:
         fail(3, f"{e.name} is missing: run scripts/setup.sh test and use .venv/bin/python, or pip install matplotlib")
     runs = [Run(path) for path in args.runs]
-    figure = draw(runs, labels_of(runs), args, plt, ticker)
+    if args.validation:
+        for run in runs:
+            if not run.evals:
+                fail(4, f"{run.path}: no validation yet: train with --val")
+        figure = draw_validation(runs, labels_of(runs), args, plt, ticker)
+    else:
+        figure = draw(runs, labels_of(runs), args, plt, ticker)
     try:
         figure.savefig(args.out, format="png", dpi=110)
     except OSError as e:

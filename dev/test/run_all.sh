@@ -27,6 +27,7 @@ test_tokenizer_python|$python dev/test/test_tokenizer.py
 test_shards|$build/test_shards
 test_tokenizer|$build/test_tokenizer
 test_sampler|$build/test_sampler
+test_machine|$build/test_machine
 test_config|$build/test_config"
 if [ -x test_gdncu ] && nvidia-smi -L >/dev/null 2>&1; then list="test_gdncu|./test_gdncu
 $list"; fi

@@ -213,6 +213,10 @@ def test_plot():
     seen = [[coloured(path, c) for c in (blue, orange, green)] for path in (alone, several)]
     check(seen[0][0] > 500 and seen[0][1:] == [0, 0], f"one run in one colour: {seen[0]}")
     check(min(seen[1]) > 200, f"three runs in three colours: {seen[1]}")
+    validation = os.path.join(ROOT, "validation.png")
+    plot(one, killed, "--out", validation, "--validation")
+    seen = [coloured(validation, c) for c in (blue, orange, green)]
+    check(min(seen[:2]) > 40 and seen[2] == 0, f"validation losses of two runs in two colours: {seen}")
     check("--smooth" in plot("--help"), "plot.py --help")
 
 

@@ -34,22 +34,19 @@ typedef struct {
 #endif
 } GpuRanks;
 
-// The GPU of this process: `asked` (--device), or the first; of several ranks on a machine each takes the one of its
-// number, or the only one that its launcher shows it. 0, or EXIT_CONFIG.
+// The GPU of a rank: of several on a machine each takes the one of its number, or the only one that its launcher shows
+// it; --device (asked, -1: not given) only where it is alone there. 0, or EXIT_CONFIG.
 static MAYBE_UNUSED int gpu_ranks_choose_device(const Comm *c, int asked, int gpus, int *device, Error *err) {
-  int here = c ? c->local_size : 1;
-  *device = asked >= 0 ? asked : 0;
-  if (here > 1) {
-    if (asked >= 0)
-      return error_set(err, EXIT_CONFIG, "--device %d with %d ranks on this machine: each needs a GPU of its own; leave "
-                       "--device out (CUDA_VISIBLE_DEVICES chooses which GPUs are taken)", asked, here);
-    if (gpus != 1 && gpus < here)
-      return error_set(err, EXIT_CONFIG, "%d ranks on this machine, %d GPUs: needed one each; start fewer ranks, or show "
-                       "more GPUs (CUDA_VISIBLE_DEVICES)", here, gpus);
-    *device = gpus == 1 ? 0 : c->local_rank;
-  }
-  if (*device >= gpus)
-    return error_set(err, EXIT_CONFIG, "GPU %d asked for, there are %d, counted from 0; change --device", *device, gpus);
+  int here = c->local_size;
+  *device = asked < 0 ? 0 : asked;
+  if (here == 1) return 0;
+  if (asked >= 0)
+    return error_set(err, EXIT_CONFIG, "--device %d with %d ranks on this machine: each needs a GPU of its own; leave "
+                     "--device out (CUDA_VISIBLE_DEVICES chooses which GPUs are taken)", asked, here);
+  if (gpus != 1 && gpus < here)
+    return error_set(err, EXIT_CONFIG, "%d ranks on this machine, %d GPUs: needed one each; start fewer ranks, or show "
+                     "more GPUs (CUDA_VISIBLE_DEVICES)", here, gpus);
+  *device = gpus == 1 ? 0 : c->local_rank;
   return 0;
 }
 
