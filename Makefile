@@ -5,6 +5,7 @@
 # make bench           speed of the CPU engine's parts        make lab   the CUDA kernel lab
 # make sanitize        the tests of readers and layers under AddressSanitizer and UBSan
 # make faults          kill -9, failing disks, damaged files, signals, planted breaks: the long form (faults-quick: a minute)
+# make modeling        gdn/hf_modeling.h again, after a change to gdn/modeling_train_gdn.py
 # make fuzz            the readers of files and options under libFuzzer (needs clang); FUZZ_SECONDS=60 for each
 # With an MPI (mpicc) the trainer also runs as many ranks: mpirun -np 4 ./train_gdn; scripts/ has examples. Without: MPI=0.
 # Debug build: make train_gdn OPT='-O0 -g'. Portable binary: make MARCH=x86-64-v3.
@@ -39,6 +40,13 @@ ALWAYS:
 
 train_gdn: train_gdn.c $(HEADERS) $(DEPS) $(MPI_FLAGS)
 	$(CC) $(CFLAGS) -DGDN_BUILD='"$(shell git describe --always --dirty 2>/dev/null)"' $< -o $@ $(LDLIBS) $$(cat $(MPI_FLAGS))
+
+# the text of the Python file that some checkpoints carry, as a C string; checked in, test_checkpoint compares the two
+modeling: gdn/modeling_train_gdn.py
+	@{ printf '%s\n' '// hf_modeling.h: the text of gdn/modeling_train_gdn.py, which goes into every checkpoint whose model fla has no class' \
+	  '// for. Made from it by `make modeling`.' '//' '// defines: hf_modeling_text' '#ifndef GDN_HF_MODELING_H' '#define GDN_HF_MODELING_H' '' \
+	  '// clang-format off' 'static const char hf_modeling_text[] ='; \
+	  sed 's/[\\"]/\\&/g; s/.*/    "&\\n"/; $$s/$$/;/' $<; printf '%s\n' '// clang-format on' '' '#endif  // GDN_HF_MODELING_H'; } >gdn/hf_modeling.h
 
 run: train_gdn
 	./train_gdn --model $(MODEL) $(ARGS)
@@ -128,7 +136,7 @@ format-check:
 clean:
 	rm -rf $(BUILD) train_gdn train_gdncu test_gdn test_gdncu
 
-.PHONY: ALWAYS all run test test_programs faults faults-quick fuzz sanitize bench format format-check clean lab
+.PHONY: ALWAYS all modeling run test test_programs faults faults-quick fuzz sanitize bench format format-check clean lab
 .SECONDARY:
 
 # ---------------------------------------------------------------------------- CUDA

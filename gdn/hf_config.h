@@ -2,11 +2,12 @@
 //
 // Models that fla has a class for are written in fla's keys (flash-linear-attention 0.6: gated_deltanet, kda,
 // delta_net, transformer; hybrids through "attn"), so that from_pretrained builds them; all others get model_type
-// "train_gdn" with the same tensor names. Either way the file holds our complete Config under "train_gdn", from which
+// "train_gdn" with the same tensor names, and "auto_map", which names the classes of modeling_train_gdn.py (a checkpoint
+// has it beside config.json: hf_modeling.h), so that from_pretrained(..., trust_remote_code=True) builds those. Either way the file holds our complete Config under "train_gdn", from which
 // it is read back exactly. A config.json without that key is fla's own: read for --init-from, and refused by the name
 // of the setting when it asks for something this trainer does not have.
 //
-// defines: hf_model_type, hf_config_make, hf_config_parse, hf_config_read, config_to_json, config_from_json,
+// defines: HF_MODELING_FILE, hf_model_type, hf_needs_modeling, hf_config_make, hf_config_parse, hf_config_read, config_to_json, config_from_json,
 // config_diff
 #ifndef GDN_HF_CONFIG_H
 #define GDN_HF_CONFIG_H
@@ -262,6 +263,11 @@ static inline const char *hf_model_type(const Config *c) {
   return "gated_deltanet";
 }
 
+#define HF_MODELING_FILE "modeling_train_gdn.py"
+
+// 1 when from_pretrained needs the classes of HF_MODELING_FILE.
+static inline int hf_needs_modeling(const Config *c) { return !strcmp(hf_model_type(c), "train_gdn"); }
+
 static inline json_t *json_id(int id) { return id >= 0 ? json_integer(id) : json_null(); }
 
 // a / b such that fla, which computes (int)(b * ratio), gets a back.
@@ -298,10 +304,14 @@ static inline json_t *hf_config_make(const Config *c, int seq_len, int eos, int 
       "{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:f, s:b, s:b, s:f, s:i, s:o, s:o, s:o}", "architectures",
       architecture, "model_type", type, "torch_dtype", "float32", "vocab_size", c->vocab, "hidden_size", c->width,
       "num_hidden_layers", c->layers, "hidden_ratio", 4, "intermediate_size", c->ff, "hidden_act", "swish", "norm_eps",
-      c->norm_eps, "tie_word_embeddings", c->tied, "use_cache", 1, "initializer_range", 0.02, "max_position_embeddings",
+      c->norm_eps, "tie_word_embeddings", c->tied, "use_cache", !hf_needs_modeling(c), "initializer_range", 0.02, "max_position_embeddings",
       seq_len, "bos_token_id", json_id(c->bos), "eos_token_id", json_id(eos), "pad_token_id", json_id(pad));
   json_t *ours = config_to_json(c);
-  if (strcmp(type, "train_gdn")) {
+  if (hf_needs_modeling(c)) {
+    json_object_set_new(j, "auto_map",
+                        json_pack("{s:s, s:s}", "AutoConfig", "modeling_train_gdn.TrainGdnConfig",
+                                  "AutoModelForCausalLM", "modeling_train_gdn.TrainGdnForCausalLM"));
+  } else {
     json_object_set_new(j, "fuse_norm", json_true());
     json_object_set_new(j, "fuse_swiglu", json_true());
     json_object_set_new(j, "fuse_cross_entropy", json_true());
