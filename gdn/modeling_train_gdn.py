@@ -4,10 +4,11 @@ stacks of several kinds of mixers, the ablations. train_gdn writes this file int
     pip install "flash-linear-attention>=0.6.0"
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16).cuda()
 
-The model is built from "train_gdn" in config.json. Its mixers are fla's layers (flash-linear-attention, whose kernels
-need a GPU); three things are done here, since fla has no layer for them: attention, which needs no flash_attn, takes
-fp32 and any head size; the output gate of GDN-2 and KDA, sigmoid in fla and SiLU in GDN-2's paper; and OtherDelta, the
-delta rules of the ablations on fla's GDN-2 kernel. No cache: generate() reads the whole text again for every token.
+The model is built from "train_gdn" in config.json. GDN, GDN-2, KDA and DeltaNet are the layers of fla (flash-linear-
+attention, whose kernels need a GPU), with the output gate that config.json names: for GDN-2 and KDA fla has sigmoid
+alone, and GDN-2's paper has SiLU. Written here are, on fla's kernels, the delta rules that it has no layer for
+(OtherDelta), and Mamba2, whose layer in fla needs mamba_ssm or else gives the heads the wrong groups; and attention,
+since fla's needs flash_attn, which takes no fp32. No cache: generate() reads the whole text again for every token.
 """
 import torch
 from torch import nn
@@ -17,10 +18,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutput
 
 try:
-    from fla.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention, Mamba2
-    from fla.layers.gdn2 import GatedDeltaNet2
+    from fla.layers import DeltaNet, GatedDeltaNet, GatedDeltaNet2, KimiDeltaAttention
     from fla.modules import FusedRMSNormGated, GatedMLP, ShortConvolution
     from fla.ops.gdn2 import chunk_gdn2, fused_recurrent_gdn2
+    from fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 except ImportError as e:
     raise ImportError(f'{e}: this model needs fla: pip install "flash-linear-attention>=0.6.0"') from e
 
@@ -45,11 +46,7 @@ def make_mixer(c, kind, index):
     if kind in ("swa", "attn"):
         return Attention(c, c["window"] if kind == "swa" else None)
     if kind == "mamba2":
-        if not c["conv_size"]:
-            raise ValueError("fla's Mamba2 layer cannot leave out the convolution (conv_size 0 in config.json)")
-        return Mamba2(head_dim=c["mamba_head"], hidden_size=c["width"], state_size=c["mamba_state"],
-                      expand=c["mamba_expand"], n_groups=c["mamba_groups"], conv_kernel=c["conv_size"],
-                      norm_eps=c["norm_eps"], chunk_size=64, layer_idx=index)
+        return Mamba2(c)
     gate, decays = output_gate(c, kind), kind == "deltanet" or c["decay"]
     stock = decays and c["qk_norm"] == "l2" and c["l2_eps"] == 1e-6 and c["output_norm"]
     common = dict(hidden_size=c["width"], num_heads=c["heads"], use_short_conv=c["conv_size"] > 0,
@@ -161,6 +158,43 @@ class OtherDelta(nn.Module):
         return (self.o_proj(o.flatten(-2)),)
 
 
+class Mamba2(nn.Module):
+    """Per head, with a state S [mamba_state, mamba_head]: S_t = exp(-dt exp(A_log)) S_{t-1} + B (dt x)^T,
+    y = S_t^T C + D x; then an RMSNorm of y SiLU(z) over the channels of a group."""
+
+    def __init__(self, c):
+        super().__init__()
+        super().__init__()
+        inner, self.heads = c["width"] * c["mamba_expand"], c["width"] * c["mamba_expand"] // c["mamba_head"]
+        self.groups, self.state, self.conv1d = c["mamba_groups"], c["mamba_state"], None
+        self.parts = (inner, self.groups * self.state, self.groups * self.state)  # x, B, C: what the convolution mixes
+        self.in_proj = nn.Linear(c["width"], inner + sum(self.parts) + self.heads, bias=False)
+        if c["conv_size"]:
+            self.conv1d = ShortConvolution(sum(self.parts), c["conv_size"], bias=True, activation="silu")
+        self.A_log = nn.Parameter(torch.zeros(self.heads))
+        self.dt_bias = nn.Parameter(torch.zeros(self.heads))
+        self.D = nn.Parameter(torch.ones(self.heads))
+        self.norm = nn.RMSNorm(inner, eps=c["norm_eps"])
+        self.out_proj = nn.Linear(inner, c["width"], bias=False)
+
+    def forward(self, hidden_states, attention_mask=None):
+        z, x, dt = self.in_proj(hidden_states).split((self.parts[0], sum(self.parts), self.heads), -1)
+        x = self.conv1d(x.contiguous())[0] if self.conv1d else F.silu(x)
+        if attention_mask is not None:  # the convolution's bias must not reach the state
+            x = x * attention_mask[..., None].to(x.dtype)
+        x, B, C = x.split(self.parts, -1)
+        x = x.unflatten(-1, (self.heads, -1))
+        B, C = (t.unflatten(-1, (self.groups, -1)).repeat_interleave(self.heads // self.groups, 2) for t in (B, C))
+        dt = F.softplus(dt.float() + self.dt_bias.float())
+        rule = chunk_simple_gla if torch.is_grad_enabled() or x.shape[1] > 64 else fused_recurrent_simple_gla
+        v, g = (x * dt[..., None]).to(x.dtype), -self.A_log.float().exp() * dt
+        y, _ = rule(q=C, k=B, v=v, g=g, scale=1.0)
+        y = (y + self.D[:, None].to(y.dtype) * x).flatten(-2) * F.silu(z)
+        y = y.unflatten(-1, (self.groups, -1))
+        y = F.rms_norm(y, y.shape[-1:], eps=self.norm.eps).flatten(-2) * self.norm.weight
+        return (self.out_proj(y),)
+
+
 class Attention(nn.Module):
     """Causal attention with rotary positions; window: keys that a query sees, itself included (None: all before it)."""
 
@@ -204,7 +238,7 @@ class Block(GradientCheckpointingLayer):
         kind = c["pattern"][index % len(c["pattern"])]
         self.attn_norm = nn.RMSNorm(c["width"], eps=c["norm_eps"])
         self.attn = make_mixer(c, kind, index)
-        self.masks_itself = kind in ("swa", "attn", "mamba2")
+        self.masks = kind in ("swa", "attn", "mamba2")
         self.mlp = None
         if c["ff"]:
             self.mlp_norm = nn.RMSNorm(c["width"], eps=c["norm_eps"])
@@ -212,11 +246,9 @@ class Block(GradientCheckpointingLayer):
 
     def forward(self, x, attention_mask=None):
         y = self.attn_norm(x)
-        if attention_mask is not None and not self.masks_itself:  # a delta rule has no biases: zeros leave its state
-            y, mask = y * attention_mask[..., None].to(y.dtype), None
-        else:
-            mask = attention_mask
-        x = x + self.attn(hidden_states=y, attention_mask=mask)[0]
+        if attention_mask is not None:  # zeros leave the state of a delta rule alone, which has no biases
+            y = y * attention_mask[..., None].to(y.dtype)
+        x = x + self.attn(hidden_states=y, attention_mask=attention_mask if self.masks else None)[0]
         return x if self.mlp is None else x + self.mlp(self.mlp_norm(x))
 
 

@@ -83,6 +83,7 @@ OWN = [
     ("mamba2 gdn swa", "--pattern mamba2,gdn,swa --layers 3 --head-v 128"),
     ("mamba2 gdn swa, tied, 2 groups", "--pattern mamba2,gdn,swa --layers 3 --tied --mamba-groups 2 --mamba-state 32"),
     ("mamba2 swa, no MLP", "--pattern mamba2,swa --layers 4 --ff 0"),
+    ("mamba2, no convolution", "--pattern mamba2 --layers 2 --conv-size 0"),
     ("kda swa, SiLU gate", "--pattern kda,swa --layers 2 --output-gate silu"),
     ("kda, no gate, bounded", "--pattern kda --layers 2 --output-gate none --kda-lower-bound -5 --v-heads 4"),
     ("gdn gdn2 kda deltanet attn", "--pattern gdn,gdn2,kda,deltanet,attn --layers 5"),
@@ -171,12 +172,13 @@ def fix_triton_tiles():
 
 
 def solve_in_fp32():
-    """fla names TF32 in these two kernels, whatever TRITON_F32_DEFAULT says."""
+    """fla names TF32 in these kernels, whatever TRITON_F32_DEFAULT says."""
     import triton.language as tl
     from fla.ops.gated_delta_rule import chunk_fwd
+    from fla.ops.gdn2 import chunk_intra as gdn2_intra
     from fla.ops.kda import chunk_intra
 
-    for module in (chunk_fwd, chunk_intra):
+    for module in (chunk_fwd, chunk_intra, gdn2_intra):
         assert hasattr(module, "SOLVE_TRIL_DOT_PRECISION"), module
         module.SOLVE_TRIL_DOT_PRECISION = tl.constexpr("ieee")
 
