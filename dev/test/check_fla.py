@@ -2,13 +2,14 @@
 """check_fla.py: are train_gdn's folders models of fla (flash-linear-attention), and the other way round?
 
 dev/test/check_fla.sh runs it. It needs a GPU with torch, transformers, fla-core and flash-linear-attention. Without a
-GPU, TRITON_INTERPRET=1 runs fla's kernels on the CPU (numpy below 2.4): rows of 64 tokens, nothing disturbed, 15 min.
+GPU, TRITON_INTERPRET=1 runs fla's kernels on the CPU (numpy below 2.4): rows of 64 tokens, nothing disturbed, an hour.
 
   to fla    train_gdn trains a small model for some steps; from_pretrained loads its checkpoint. No tensor may be
             missing, unexpected or of another shape, and all are fp32.
   own       the same for models that fla has no class for: their folders hold modeling_train_gdn.py, which puts fla's
             layers together (trust_remote_code). Besides, the loss that the model computes, rows with padding on the
-            left, generate(), bf16 with the decays in fp32, and save_pretrained, which train_gdn must read again.
+            left, generate(), a training step in bf16 with the decays in fp32, and save_pretrained, whose folder
+            train_gdn must read.
   from fla  fla makes a model, every tensor is moved by noise, save_pretrained writes it; `train_gdn eval` reads it.
 
 Always both programs compute the logits of the same tokens in fp32, for rows of 64 (where fla runs its recurrent
@@ -373,16 +374,33 @@ class Check:
         first, second = (self.ours.eval(f, length, rows)[0] for f in (folder, again))
         if first != second:
             bad.append(f"train_gdn's loss {first}, after save_pretrained {second}")
-        half = self.transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **trust)
+        try:
+            bad += self.own_bf16(model, folder)
+        except Exception as e:  # the columns are worth seeing
+            bad.append(f"in bf16: {type(e).__name__}: {e}")
+        return [f"{sum(1 for _ in model.state_dict()):4d} {counts[0]:4d} {counts[1]:5d}", *columns], bad
+
+    def own_bf16(self, model, folder):
+        """What is wrong with the model in bf16: types, logits, and on a GPU the gradients of a training step."""
+        torch, bad = self.torch, []
+        half = self.transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
+                                                                      trust_remote_code=True)
         decays = {p.dtype for n, p in half.named_parameters() if n.endswith(("A_log", "dt_bias"))} - {torch.float32}
         if decays or half.lm_head.weight.dtype != torch.bfloat16:
             bad.append(f"loaded as bf16: head {half.lm_head.weight.dtype}, decays also {decays}")
-        if not cpu:
-            tokens = torch.arange(200, device=self.device)[None] * 5 % VOCAB  # the chunk kernels too
-            e = self.error(self.logits(half.to(self.device).eval(), tokens), self.logits(model, tokens))
-            if not e < 0.1:
-                bad.append(f"in bf16 the logits differ by {e:.1e} from those in fp32")
-        return [f"{sum(1 for _ in model.state_dict()):4d} {counts[0]:4d} {counts[1]:5d}", *columns], bad
+        if self.device == "cpu":
+            return bad
+        half = half.to(self.device).eval()
+        tokens = torch.arange(200, device=self.device)[None] * 5 % VOCAB  # the chunk kernels
+        e = self.error(self.logits(half, tokens), self.logits(model, tokens))
+        if not e < 0.1:
+            bad.append(f"in bf16 the logits differ by {e:.1e} from those in fp32")
+        half.train()
+        half(tokens, labels=tokens).loss.backward()
+        wrong = [n for n, p in half.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
+        if wrong:
+            bad.append(f"no finite gradient: {wrong[:4]}")
+        return bad
 
     def from_fla(self, number, name, kind, settings, save):
         import fla
