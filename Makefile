@@ -7,6 +7,7 @@
 # make gpu-report-check   is that report of these CUDA sources?
 # make sanitize        the tests of readers and layers under AddressSanitizer and UBSan
 # make faults          kill -9, failing disks, damaged files, signals, planted breaks: the long form (faults-quick: a minute)
+# make modeling        gdn/hf_modeling.h again, after a change to gdn/modeling_train_gdn.py
 # make fuzz            the readers of files and options under libFuzzer (needs clang); FUZZ_SECONDS=60 for each
 # With an MPI (mpicc) the trainer also runs as many ranks: mpirun -np 4 ./train_gdn; scripts/ has examples. Without: MPI=0.
 # Debug build: make train_gdn OPT='-O0 -g'. Portable binary: make MARCH=x86-64-v3.
@@ -44,6 +45,13 @@ train_gdn: train_gdn.c $(HEADERS) $(DEPS) $(MPI_FLAGS)
 
 # with nvcc and a GPU here, the GPU runs the models that its kernels take; the others run on the CPU, and that is said
 HAS_GPU = command -v $(NVCC) >/dev/null && nvidia-smi -L >/dev/null 2>&1
+# the text of the Python file that some checkpoints carry, as a C string; checked in, test_checkpoint compares the two
+modeling: gdn/modeling_train_gdn.py
+	@{ printf '%s\n' '// hf_modeling.h: the text of gdn/modeling_train_gdn.py, which goes into every checkpoint whose model fla has no class' \
+	  '// for. Made from it by `make modeling`.' '//' '// defines: hf_modeling_text' '#ifndef GDN_HF_MODELING_H' '#define GDN_HF_MODELING_H' '' \
+	  '// clang-format off' 'static const char hf_modeling_text[] ='; \
+	  sed 's/[\\"]/\\&/g; s/.*/    "&\\n"/; $$s/$$/;/' $<; printf '%s\n' '// clang-format on' '' '#endif  // GDN_HF_MODELING_H'; } >gdn/hf_modeling.h
+
 run: train_gdn
 	@if $(HAS_GPU) && $(MAKE) -s train_gdncu && ./train_gdncu --model $(MODEL) $(ARGS) --dry-run >/dev/null; then \
 	  echo "./train_gdncu --model $(MODEL) $(ARGS)"; ./train_gdncu --model $(MODEL) $(ARGS); \
@@ -136,7 +144,7 @@ format-check:
 clean:
 	rm -rf $(BUILD) train_gdn train_gdncu test_gdn test_gdncu
 
-.PHONY: ALWAYS all run test test_programs faults faults-quick fuzz sanitize bench format format-check clean lab
+.PHONY: ALWAYS all modeling run test test_programs faults faults-quick fuzz sanitize bench format format-check clean lab
 .SECONDARY:
 
 # ---------------------------------------------------------------------------- CUDA

@@ -2,6 +2,7 @@
 //
 // A checkpoint is a folder OUT/step-00012000/:
 //   config.json                the model, in the keys of Hugging Face and fla where these can say it (hf_config.h)
+//   modeling_train_gdn.py      only where fla has no class for the model: from_pretrained's, which config.json names
 //   model.safetensors          all parameters, fp32, Hugging Face names; padding and a tied head are not stored
 //   trainer_state.safetensors  exp_avg.NAME and exp_avg_sq.NAME, fp32
 //   tokenizer.*                a copy of the tokenizer file, when the run knows one
@@ -25,6 +26,8 @@
 
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include "engine.h"
+#include "hf_modeling.h"
 #include "manifest.h"
 #include "safetensors.h"
 #include "snapshot.h"
@@ -99,7 +102,7 @@ static void checkpoint_name(char *path, const char *out, int64_t step);
 // ----------------------------------------------------------------------------
 // saving in phases, for several ranks
 
-enum { CHECKPOINT_TENSOR_FILES = 2, CHECKPOINT_SMALL_FILES = 2 };
+enum { CHECKPOINT_TENSOR_FILES = 2, CHECKPOINT_SMALL_FILES = 3 };
 static const int64_t checkpoint_piece = CHECKPOINT_BLOCK / 16;  // elements moved at a time
 
 typedef struct {  // a file that is small enough to be kept in memory
@@ -113,7 +116,7 @@ typedef struct {
   const CheckpointSettings *settings;
   const Config *config;
   const ParamTable *table;
-  CheckpointSmallFile small[CHECKPOINT_SMALL_FILES];  // config.json, tokenizer
+  CheckpointSmallFile small[CHECKPOINT_SMALL_FILES];  // config.json, its Python, tokenizer
   int n_small;
   struct {
     const char *name;
@@ -200,11 +203,19 @@ static MAYBE_UNUSED int checkpoint_plan(CheckpointPlan *p, const CheckpointSetti
   if (!config->data) fail(EXIT_MEMORY, "config.json: out of memory");
   config->size = strlen(config->data);
   p->bytes = (int64_t)config->size;
+  if (hf_needs_modeling(c)) {
+    CheckpointSmallFile *f = &p->small[p->n_small++];
+    strcpy(f->name, HF_MODELING_FILE);
+    f->data = checkpoint_text_copy(hf_modeling_text);
+    f->size = sizeof hf_modeling_text - 1;
+    p->bytes += (int64_t)f->size;
+  }
   if (s->tokenizer) {
     CheckpointSmallFile *f = &p->small[p->n_small];
     const char *slash = strrchr(s->tokenizer, '/');
     snprintf(f->name, sizeof f->name, "%s", slash ? slash + 1 : s->tokenizer);
-    if (!strcmp(f->name, "config.json") || !strcmp(f->name, "manifest.json") || strstr(f->name, ".safetensors"))
+    if (!strcmp(f->name, "config.json") || !strcmp(f->name, "manifest.json") || !strcmp(f->name, HF_MODELING_FILE) ||
+        strstr(f->name, ".safetensors"))
       snprintf(f->name, sizeof f->name, "tokenizer.model");
     f->data = file_read(s->tokenizer, checkpoint_block, &f->size, EXIT_CHECKPOINT, err);
     if (!f->data) {
@@ -419,16 +430,22 @@ static MAYBE_UNUSED int checkpoint_publish(const char *out, const char *tmp, con
   return 0;
 }
 
+static MAYBE_UNUSED void manifest_add_small(json_t *files, const CheckpointSmallFile *f) {
+  int64_t size = (int64_t)f->size, n = size ? (size + checkpoint_block - 1) / checkpoint_block : 1;
+  uint64_t *hash = (uint64_t *)alloc_array(n, 8, "hashes of a checkpoint");
+  for (int64_t i = 0, at = 0; i < n; i++, at += checkpoint_block)
+    hash[i] = XXH3_64bits(f->data + at, (size_t)(size - at < checkpoint_block ? size - at : checkpoint_block));
+  manifest_add_file(files, f->name, size, hash, (int)n);
+  free(hash);
+}
+
 static MAYBE_UNUSED int checkpoint_finish(const CheckpointPlan *p, const char *tmp, const CheckpointInfo *info,
                                           const CheckpointHashes *h, Error *err) {
   char path[PATH_SIZE], dir[PATH_SIZE];
   for (int i = 0; i < h->n; i++)
     if (!h->done[i]) return error_set(err, EXIT_INTERNAL, "%s: block %d was not hashed", tmp, i);
   json_t *files = json_array();
-  for (int i = 0; i < p->n_small; i++) {
-    uint64_t hash = XXH3_64bits(p->small[i].data, p->small[i].size);  // at most one block
-    manifest_add_file(files, p->small[i].name, (int64_t)p->small[i].size, &hash, 1);
-  }
+  for (int i = 0; i < p->n_small; i++) manifest_add_small(files, &p->small[i]);
   for (int i = 0; i < CHECKPOINT_TENSOR_FILES; i++)
     manifest_add_file(files, p->file[i].name, p->file[i].layout.file_size, h->hash + p->file[i].first_block,
                       p->file[i].blocks);

@@ -2,12 +2,13 @@
 //
 // Models that fla has a class for are written in fla's keys (flash-linear-attention 0.6: gated_deltanet, kda,
 // delta_net, transformer; hybrids through "attn"), so that from_pretrained builds them; all others get model_type
-// "train_gdn" with the same tensor names. Either way the file holds our complete Config under "train_gdn", from which
-// it is read back exactly. A config.json without that key is fla's own: read for --init-from, and refused by the name
-// of the setting when it asks for something this trainer does not have.
+// "train_gdn" with the same tensor names, and "auto_map", by which from_pretrained(..., trust_remote_code=True) finds
+// the classes of modeling_train_gdn.py, which a checkpoint has beside it (hf_modeling.h). Either way the file holds our
+// complete Config under "train_gdn", from which it is read back exactly. A config.json without that key is fla's own:
+// read for --init-from, and refused by the name of the setting when it asks for something this trainer does not have.
 //
-// defines: hf_model_type, hf_config_make, hf_config_parse, hf_config_read, config_to_json, config_from_json,
-// config_diff
+// defines: HF_MODELING_FILE, hf_model_type, hf_needs_modeling, hf_config_make, hf_config_parse, hf_config_read,
+//          config_to_json, config_from_json, config_diff
 #ifndef GDN_HF_CONFIG_H
 #define GDN_HF_CONFIG_H
 
@@ -263,6 +264,11 @@ static inline const char *hf_model_type(const Config *c) {
   return "gated_deltanet";
 }
 
+#define HF_MODELING_FILE "modeling_train_gdn.py"
+
+// 1 when from_pretrained needs the classes of HF_MODELING_FILE.
+static inline int hf_needs_modeling(const Config *c) { return !strcmp(hf_model_type(c), "train_gdn"); }
+
 static inline json_t *json_id(int id) { return id >= 0 ? json_integer(id) : json_null(); }
 
 // a / b such that fla, which computes (int)(b * ratio), gets a back.
@@ -295,14 +301,19 @@ static inline json_t *hf_config_make(const Config *c, int seq_len, int eos, int 
   for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
     if (!strcmp(type, classes[i].type)) architecture = classes[i].architecture;
   int base = hf_base_mixer(c);
-  json_t *j = json_pack(
-      "{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:f, s:b, s:b, s:f, s:i, s:o, s:o, s:o}", "architectures",
-      architecture, "model_type", type, "torch_dtype", "float32", "vocab_size", c->vocab, "hidden_size", c->width,
-      "num_hidden_layers", c->layers, "hidden_ratio", 4, "intermediate_size", c->ff, "hidden_act", "swish", "norm_eps",
-      c->norm_eps, "tie_word_embeddings", c->tied, "use_cache", 1, "initializer_range", 0.02, "max_position_embeddings",
-      seq_len, "bos_token_id", json_id(c->bos), "eos_token_id", json_id(eos), "pad_token_id", json_id(pad));
+  json_t *j =
+      json_pack("{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:f, s:b, s:b, s:f, s:i, s:o, s:o, s:o}",
+                "architectures", architecture, "model_type", type, "torch_dtype", "float32", "vocab_size", c->vocab,
+                "hidden_size", c->width, "num_hidden_layers", c->layers, "hidden_ratio", 4, "intermediate_size", c->ff,
+                "hidden_act", "swish", "norm_eps", c->norm_eps, "tie_word_embeddings", c->tied, "use_cache",
+                !hf_needs_modeling(c), "initializer_range", 0.02, "max_position_embeddings", seq_len, "bos_token_id",
+                json_id(c->bos), "eos_token_id", json_id(eos), "pad_token_id", json_id(pad));
   json_t *ours = config_to_json(c);
-  if (strcmp(type, "train_gdn")) {
+  if (hf_needs_modeling(c)) {
+    json_object_set_new(j, "auto_map",
+                        json_pack("{s:s, s:s}", "AutoConfig", "modeling_train_gdn.TrainGdnConfig",
+                                  "AutoModelForCausalLM", "modeling_train_gdn.TrainGdnForCausalLM"));
+  } else {
     json_object_set_new(j, "fuse_norm", json_true());
     json_object_set_new(j, "fuse_swiglu", json_true());
     json_object_set_new(j, "fuse_cross_entropy", json_true());
@@ -336,7 +347,8 @@ static inline json_t *hf_config_make(const Config *c, int seq_len, int eos, int 
         json_object_set_new(j, "expand_v", json_real(hf_ratio(c->head_v, c->head_k)));
       }
       if (base == MIX_GDN)
-        json_object_set_new(j, "output_gate_activation", json_string(gate == OUTPUT_GATE_SIGMOID ? "sigmoid" : "swish"));
+        json_object_set_new(j, "output_gate_activation",
+                            json_string(gate == OUTPUT_GATE_SIGMOID ? "sigmoid" : "swish"));
       if (base == MIX_KDA) {
         json_object_set_new(j, "safe_gate", json_false());
         json_object_set_new(j, "lower_bound", c->kda_lower_bound ? json_real(c->kda_lower_bound) : json_null());
@@ -589,7 +601,9 @@ static inline int hf_config_from_fla(const json_t *j, Config *c, const char *pat
       const char *act = json_string_value(json_object_get(j, "output_gate_activation"));
       int sigmoid = act && !strcmp(act, "sigmoid");
       if (!sigmoid) fla_need_text(&r, "output_gate_activation", "swish", "silu");
-      c->output_gate = !fla_bool(&r, "use_gate", 1) ? OUTPUT_GATE_NONE : sigmoid ? OUTPUT_GATE_SIGMOID : OUTPUT_GATE_AUTO;
+      c->output_gate = !fla_bool(&r, "use_gate", 1) ? OUTPUT_GATE_NONE
+                       : sigmoid                    ? OUTPUT_GATE_SIGMOID
+                                                    : OUTPUT_GATE_AUTO;
     }
     if (base == MIX_KDA) c->kda_lower_bound = fla_real(&r, "lower_bound", 0.0);
     c->head_k = key >= 0 && key < 1e6 ? (int)(key + 0.5) : 0,

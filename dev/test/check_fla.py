@@ -2,13 +2,17 @@
 """check_fla.py: are train_gdn's folders models of fla (flash-linear-attention), and the other way round?
 
 dev/test/check_fla.sh runs it. It needs a GPU with torch, transformers, fla-core and flash-linear-attention. Without a
-GPU, TRITON_INTERPRET=1 runs fla's kernels on the CPU (numpy below 2.4): rows of 64 tokens, nothing disturbed, 15 min.
+GPU, TRITON_INTERPRET=1 runs fla's kernels on the CPU (numpy below 2.4): rows of 64 tokens, nothing disturbed, an hour.
 
   to fla    train_gdn trains a small model for some steps; from_pretrained loads its checkpoint. No tensor may be
             missing, unexpected or of another shape, and all are fp32.
+  own       the same for models that fla has no class for: their folders hold modeling_train_gdn.py, which puts fla's
+            layers together (trust_remote_code). Besides, the loss that the model computes, rows with padding on the
+            left, generate(), a training step in bf16 with the decays in fp32, and save_pretrained, whose folder
+            train_gdn must read.
   from fla  fla makes a model, every tensor is moved by noise, save_pretrained writes it; `train_gdn eval` reads it.
 
-Either way both programs compute the logits of the same tokens in fp32, for rows of 64 (where fla runs its recurrent
+Always both programs compute the logits of the same tokens in fp32, for rows of 64 (where fla runs its recurrent
 kernels) and of 200 tokens (its chunk kernels), and the loss. The error is the largest over all positions of
 max|ours - fla's| / max|fla's|; the limit is LIMIT. So that agreement means something, every tensor of the model is
 disturbed in turn, which must move the logits by ten times the error at least: a tensor that no layer read, or one in
@@ -66,6 +70,28 @@ TO_FLA = [
      "--pattern deltanet,swa --layers 2 --output-gate silu --beta-max 2 --head-v 32"),
     ("attn", "Transformer", "--pattern attn --layers 3"),
     ("swa, 2 kv heads, tied", "Transformer", "--pattern swa --layers 2 --attn-kv-heads 2 --tied --rope-theta 500"),
+]
+
+# models that fla has no class for: name, options of train_gdn
+OWN = [
+    ("gdn2", "--pattern gdn2 --layers 3"),
+    ("gdn2 swa", "--pattern gdn2,swa --layers 4"),
+    ("gdn2 swa, tied, 4 v heads, b to 2", "--pattern gdn2,swa --layers 2 --tied --v-heads 4 --beta-max 2"),
+    ("gdn2, sigmoid gate, heads of 64, 32", "--pattern gdn2 --layers 2 --output-gate sigmoid --head-v 32"),
+    ("gdn2, scalar erase, 4 v heads", "--pattern gdn2 --layers 2 --erase scalar --v-heads 4 --beta-max 2"),
+    ("gdn2, scalar write, no gate", "--pattern gdn2 --layers 2 --write scalar --output-gate none"),
+    ("gdn2 swa, both scalar", "--pattern gdn2,swa --layers 2 --erase scalar --write scalar --tied"),
+    ("mamba2 gdn swa", "--pattern mamba2,gdn,swa --layers 3 --head-v 128"),
+    ("mamba2 gdn swa, tied, 2 groups", "--pattern mamba2,gdn,swa --layers 3 --tied --mamba-groups 2 --mamba-state 32"),
+    ("mamba2 swa, no MLP", "--pattern mamba2,swa --layers 4 --ff 0"),
+    ("mamba2, no convolution", "--pattern mamba2 --layers 2 --conv-size 0"),
+    ("kda swa, SiLU gate", "--pattern kda,swa --layers 2 --output-gate silu"),
+    ("kda, no gate, bounded", "--pattern kda --layers 2 --output-gate none --kda-lower-bound -5 --v-heads 4"),
+    ("gdn gdn2 kda deltanet attn", "--pattern gdn,gdn2,kda,deltanet,attn --layers 5"),
+    ("gdn, L1 norm, no output norm", "--pattern gdn --layers 2 --qk-norm l1 --output-norm off --v-heads 4"),
+    ("gdn gdn2, no decay, no convolution", "--pattern gdn,gdn2 --layers 2 --decay off --conv-size 0"),
+    ("deltanet, 4 v heads, sigmoid gate", "--pattern deltanet --layers 2 --v-heads 4 --output-gate sigmoid"),
+    ("swa attn, 2 kv heads of 48", "--pattern swa,attn --layers 2 --attn-kv-heads 2 --attn-head-dim 48"),
 ]
 
 FLA_SIZE = dict(vocab_size=VOCAB, hidden_size=128, intermediate_size=256, initializer_range=0.1)
@@ -147,12 +173,13 @@ def fix_triton_tiles():
 
 
 def solve_in_fp32():
-    """fla names TF32 in these two kernels, whatever TRITON_F32_DEFAULT says."""
+    """fla names TF32 in these kernels, whatever TRITON_F32_DEFAULT says."""
     import triton.language as tl
     from fla.ops.gated_delta_rule import chunk_fwd
+    from fla.ops.gdn2 import chunk_intra as gdn2_intra
     from fla.ops.kda import chunk_intra
 
-    for module in (chunk_fwd, chunk_intra):
+    for module in (chunk_fwd, chunk_intra, gdn2_intra):
         assert hasattr(module, "SOLVE_TRIL_DOT_PRECISION"), module
         module.SOLVE_TRIL_DOT_PRECISION = tl.constexpr("ieee")
 
@@ -216,8 +243,8 @@ class TrainGdn:
                                f"{(p.stderr or p.stdout).strip()[-600:]}")
         return p.stdout
 
-    def train_model(self, number, options):
-        out = os.path.join(self.work, f"ours-{number}")
+    def train_model(self, label, options):
+        out = os.path.join(self.work, label)
         self.call("--model", "tiny-gdn", *SIZE, *options.split(), "--bos", "256", "--train", self.train, "--out", out,
                   "--steps", "30", "--batch", "4", "--seq-len", "64", "--total-batch", "256", "--lr", "4e-3",
                   "--warmup", "5", "--eval-every", "0", "--threads", "1", "--log-every", "30")
@@ -312,6 +339,69 @@ class Check:
         tensors = sum(1 for _ in model.state_dict())
         return [f"{tensors:4d} {counts[0]:4d} {counts[1]:5d}", *columns], bad + worse
 
+    def own(self, name, folder):
+        torch, cpu = self.torch, self.device == "cpu"
+        trust = dict(trust_remote_code=True)
+        model, counts, bad = self.load(folder, dtype=torch.float32, **trust)
+        if type(model).__module__.split(".")[0] != "transformers_modules":
+            bad.append(f"loaded as {type(model)}")
+        columns, worse = self.compare(model, folder)
+        bad += worse
+        tokens = torch.arange(7, 7 + 2 * 24, device=self.device).view(2, 24) * 5 % VOCAB
+        plain = self.logits(model, tokens)
+        with torch.no_grad():
+            loss = model(tokens, labels=tokens).loss.item()
+        want = torch.nn.functional.cross_entropy(plain[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).item()
+        if not abs(loss - want) <= 1e-5 * want:
+            bad.append(f"loss with labels {loss}, of the logits {want}")
+        mask = torch.ones(2, 29, dtype=torch.long, device=self.device)
+        mask[1, :5] = 0  # the second row begins 5 tokens later; the first has 5 more in front
+        front = torch.full((2, 5), 3, device=self.device)
+        with torch.no_grad():
+            padded = model(torch.cat((front, tokens), 1), attention_mask=mask).logits[1, 5:].double()
+        if not self.error(padded, plain[1]) <= LIMIT:
+            bad.append(f"padding on the left moves the logits by {self.error(padded, plain[1]):.1e}")
+        new = 2 if cpu else 6
+        made, by_hand = model.generate(tokens[:, :9], max_new_tokens=new, do_sample=False, eos_token_id=None,
+                                       pad_token_id=0), tokens[:, :9]
+        for _ in range(new):
+            by_hand = torch.cat((by_hand, self.logits(model, by_hand)[:, -1:].argmax(-1)), 1)
+        if made.tolist() != by_hand.tolist():
+            bad.append(f"generate gives {made.tolist()}, the largest logits {by_hand.tolist()}")
+        again = folder + "-saved"
+        model.save_pretrained(again)
+        length, rows = LENGTHS[0]
+        first, second = (self.ours.eval(f, length, rows)[0] for f in (folder, again))
+        if first != second:
+            bad.append(f"train_gdn's loss {first}, after save_pretrained {second}")
+        try:
+            bad += self.own_bf16(model, folder)
+        except Exception as e:  # the columns are worth seeing
+            bad.append(f"in bf16: {type(e).__name__}: {e}")
+        return [f"{sum(1 for _ in model.state_dict()):4d} {counts[0]:4d} {counts[1]:5d}", *columns], bad
+
+    def own_bf16(self, model, folder):
+        """What is wrong with the model in bf16: types, logits, and on a GPU the gradients of a training step."""
+        torch, bad = self.torch, []
+        half = self.transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
+                                                                      trust_remote_code=True)
+        decays = {p.dtype for n, p in half.named_parameters() if n.endswith(("A_log", "dt_bias"))} - {torch.float32}
+        if decays or half.lm_head.weight.dtype != torch.bfloat16:
+            bad.append(f"loaded as bf16: head {half.lm_head.weight.dtype}, decays also {decays}")
+        if self.device == "cpu":
+            return bad
+        half = half.to(self.device).eval()
+        tokens = torch.arange(200, device=self.device)[None] * 5 % VOCAB  # the chunk kernels
+        e = self.error(self.logits(half, tokens), self.logits(model, tokens))
+        if not e < 0.1:
+            bad.append(f"in bf16 the logits differ by {e:.1e} from those in fp32")
+        half.train()
+        half(tokens, labels=tokens).loss.backward()
+        wrong = [n for n, p in half.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
+        if wrong:
+            bad.append(f"no finite gradient: {wrong[:4]}")
+        return bad
+
     def from_fla(self, number, name, kind, settings, save):
         import fla
 
@@ -356,6 +446,8 @@ def main():
     parser.add_argument("--train-gdn", default="./train_gdn", help="the program [./train_gdn]")
     parser.add_argument("--work", default="build/fla/work", help="folder for models, emptied [build/fla/work]")
     parser.add_argument("--only", default="", help="only models whose name has this text")
+    parser.add_argument("--direction", choices=("to", "own", "from", "all"), default="all",
+                        help="one of the three parts of the check [all]")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th model from i on, for n runs side by side [0/1]")
     args = parser.parse_args()
     if not re.fullmatch(r"\d+/[1-9]\d*", args.part):
@@ -368,9 +460,16 @@ def main():
     ours = TrainGdn(os.path.abspath(args.train_gdn), os.path.abspath(args.work))
     ours.write_shards(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
     part, parts = map(int, args.part.split("/"))
-    to_fla = [(i, *m) for i, m in enumerate(TO_FLA) if args.only in m[0] and i % parts == part]
+
+    def wanted(models, direction):
+        return [(i, *m) for i, m in enumerate(models)
+                if args.only in m[0] and i % parts == part and args.direction in (direction, "all")]
+
+    os.environ["HF_MODULES_CACHE"] = os.path.join(ours.work, "modules")
+    to_fla, own = wanted(TO_FLA, "to"), wanted(OWN, "own")
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the models train while Python imports
-        folders = {i: pool.submit(ours.train_model, i, options) for i, _, _, options in to_fla}
+        folders = {i: pool.submit(ours.train_model, f"ours-{i}", options) for i, _, _, options in to_fla}
+        own_folders = {i: pool.submit(ours.train_model, f"own-{i}", options) for i, _, options in own}
         torch, transformers, _ = import_fla()
         check = Check(ours, torch, transformers)
         weakest = check.device == "cuda"
@@ -380,10 +479,12 @@ def main():
               f"{'to fla':32s}tensors, missing, unexpected | {lengths}")
         for i, name, kind, _ in to_fla:
             check.run(name, lambda i=i, kind=kind, name=name: check.to_fla(name, kind, folders[i].result()))
+        print("own")
+        for i, name, _ in own:
+            check.run(name, lambda i=i, name=name: check.own(name, own_folders[i].result()))
         print("from fla")
-        for i, (name, kind, settings, save) in enumerate(FROM_FLA):
-            if args.only in name and i % parts == part:
-                check.run(name, lambda m=(i, name, kind, settings, save): check.from_fla(*m))
+        for m in wanted(FROM_FLA, "from"):
+            check.run(m[1], lambda m=m: check.from_fla(*m))
     print(f"{check.passed} passed, {check.failed} failed, 0 skipped")
     return 1 if check.failed or not check.passed else 0
 

@@ -4,10 +4,10 @@
 //       -ljansson -lxxhash -lpthread -lm && ./test_checkpoint
 //
 // Everything happens in a fresh folder under $TMPDIR (else /dev/shm or /tmp). A tmpfs of 4 MB is mounted for the
-// full-disk test where that is permitted, otherwise those checks are skipped. Hash blocks are 16 KiB here, so that
+// full-disk test where that is permitted, otherwise those checks are skipped. Hash blocks are 8 KiB here, so that
 // small models have many of them.
 
-#define CHECKPOINT_BLOCK (16 << 10)
+#define CHECKPOINT_BLOCK (8 << 10)
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include "gdn/checkpoint.h"
@@ -306,6 +306,74 @@ static void test_keep(void) {
             strstr(err.text, "/nowhere/t.model"),
         "%s", err.text);
   model_free(&m), model_free(&n);
+}
+
+// The Python file goes into the folder of a model that fla has no class for, and into no other; it is covered by the
+// manifest, whose hash blocks are shorter than it is, and says what its source and config.json say.
+static void test_modeling(void) {
+  size_t size = 0;
+  char *source = get("gdn/modeling_train_gdn.py", &size);
+  CHECK(size == sizeof hf_modeling_text - 1 && !memcmp(source, hf_modeling_text, size),
+        "gdn/hf_modeling.h is not of gdn/modeling_train_gdn.py: run make modeling");
+  free(source);
+  int fields = 0;
+  for (const char *p = hf_modeling_text; (p = strstr(p, "c[\"")); fields++) {  // settings that it reads
+    char name[64];
+    p += 3;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(p, "\""), p);
+    int known = !strcmp(name, "pattern");
+    for (int i = 0; i < CONFIG_FIELDS; i++) known |= !strcmp(name, config_fields[i].name);
+    CHECK(known, "the Python file reads \"%s\", which config.json does not have", name);
+  }
+  CHECK(fields > 20, "%d settings are read", fields);
+  static const char *const patterns[] = {"gdn", "kda swa", "gdn2", "gdn2 swa", "mamba2 gdn swa"};
+  put(join(root, "modeling_train_gdn.py"), "# a tokenizer by this name", 26);
+  char tokenizer[PATH_SIZE];
+  snprintf(tokenizer, sizeof tokenizer, "%s", join(root, "modeling_train_gdn.py"));
+  for (int k = 0; k < 5; k++) {
+    const char *out = fresh("modeling");
+    Model m = model_make(tiny(patterns[k]), 1);
+    Error err = {0, ""};
+    CheckpointSettings s = settings_for(out);
+    CheckpointInfo info = info_for(3);
+    s.tokenizer = tokenizer;
+    CHECK(!checkpoint_save(&s, &m.c, &m.t, &info, model_read, &m, &err), "%s", err.text);
+    char dir[PATH_SIZE], path[PATH_SIZE];
+    snprintf(dir, sizeof dir, "%s", join(out, "step-00000003"));
+    snprintf(path, sizeof path, "%s", join(dir, "modeling_train_gdn.py"));
+    json_t *j = json_read_file(join(dir, "config.json"), 1 << 20, EXIT_CHECKPOINT, &err);
+    const json_t *map = json_object_get(j, "auto_map");
+    CHECK(path_exists(path) == (k > 1) && (map != NULL) == (k > 1), "%s: the Python file or auto_map", patterns[k]);
+    CHECK(json_is_true(json_object_get(j, "use_cache")) == (k < 2), "%s: use_cache", patterns[k]);
+    CHECK(path_exists(join(dir, "tokenizer.model")), "the tokenizer is not there");
+    if (k > 1) {
+      char *text = get(path, &size);
+      CHECK(size == sizeof hf_modeling_text - 1 && !memcmp(text, hf_modeling_text, size), "another text");
+      static const char *const classes[][2] = {{"AutoConfig", "Config"}, {"AutoModelForCausalLM", "ForCausalLM"}};
+      for (int i = 0; i < 2; i++) {
+        char name[128], line[128];
+        snprintf(name, sizeof name, "modeling_train_gdn.TrainGdn%s", classes[i][1]);
+        snprintf(line, sizeof line, "\nclass TrainGdn%s(", classes[i][1]);
+        const char *named = json_string_value(json_object_get(map, classes[i][0]));
+        CHECK(named && !strcmp(named, name) && strstr(hf_modeling_text, line), "auto_map: %s", named ? named : "?");
+      }
+      CHECK(!checkpoint_verify(dir, &err), "%s", err.text);
+      CHECK(size > CHECKPOINT_BLOCK, "one block");
+      for (size_t at = 0; at < size; at += size - 1) {
+        text[at] ^= 1;
+        put(path, text, size);
+        CHECK(checkpoint_verify(dir, &err) == EXIT_CHECKPOINT && strstr(err.text, "modeling_train_gdn.py"),
+              "byte %zu changed: %s", at, err.text);
+        text[at] ^= 1;
+      }
+      unlink(path);
+      CHECK(checkpoint_verify(dir, &err) == EXIT_CHECKPOINT && strstr(err.text, "modeling_train_gdn.py"), "deleted: %s",
+            err.text);
+      free(text);
+    }
+    json_decref(j);
+    model_free(&m);
+  }
 }
 
 // ----------------------------------------------------------------------------
@@ -1223,6 +1291,7 @@ int main(void) {
   } tests[] = {{"round trip", test_round_trip},
                {"ranks", test_ranks},
                {"keep", test_keep},
+               {"Python file", test_modeling},
                {"damage", test_damage},
                {"other model", test_other_model},
                {"faults", test_faults},
