@@ -67,8 +67,9 @@ static float bf(float x) {  // to bf16 and back, nearest even
 // Cases
 
 enum Inputs { PLAIN, STRONG, FLAT, REPEATED, MIXED, SPIKE_CHANNEL, SPIKE_TOKEN, EIGHTY };
-static const char *inputs_name[] = {"random",       "gates to -112",        "g = 0",           "keys all equal",
-                                    "g 0 or -1000", "a channel at 1e-12",   "a token at 1e-30", "g = -80"};
+static const char *inputs_name[] = {"random",           "gates to -112", "g = 0",
+                                    "keys all equal",   "g 0 or -1000",  "a channel at 1e-12",
+                                    "a token at 1e-30", "g = -80"};
 
 struct Case {
   int B, T, H, HV, K, V;
@@ -116,15 +117,15 @@ static Host make_inputs(const Case &c, uint64_t seed) {
   h.v.resize(BT * c.HV * c.V), h.dO.resize(BT * c.HV * c.V);
   for (auto &x : h.v) x = bf((float)r.normal());
   for (auto &x : h.dO) x = bf((float)r.normal());
-  h.a.resize(BT * a_width(c)), h.beta.resize(BT * beta_width(c)), h.A_log.resize(gate_heads(c)), h.dt_bias.resize(bias_width(c));
+  h.a.resize(BT * a_width(c)), h.beta.resize(BT * beta_width(c)), h.A_log.resize(gate_heads(c)),
+      h.dt_bias.resize(bias_width(c));
   for (auto &x : h.A_log) x = (float)log(1 + 15 * r.uniform());
   for (auto &x : h.dt_bias) x = (float)(-4 + 2 * r.uniform());
   if (c.inputs == STRONG || c.inputs == MIXED)
     std::fill(h.A_log.begin(), h.A_log.end(), (float)log(16.0)), std::fill(h.dt_bias.begin(), h.dt_bias.end(), 0.0f);
   if (c.inputs == FLAT) std::fill(h.A_log.begin(), h.A_log.end(), -60.0f);
   const bool spikes = c.inputs == SPIKE_CHANNEL || c.inputs == SPIKE_TOKEN || c.inputs == EIGHTY;
-  if (spikes)
-    std::fill(h.A_log.begin(), h.A_log.end(), 0.0f), std::fill(h.dt_bias.begin(), h.dt_bias.end(), 0.0f);
+  if (spikes) std::fill(h.A_log.begin(), h.A_log.end(), 0.0f), std::fill(h.dt_bias.begin(), h.dt_bias.end(), 0.0f);
   if (c.lower_bound != 0)  // the logit of a bounded gate is exp(A_log) x
     for (size_t i = 0; i < h.A_log.size(); i++) h.A_log[i] = (float)r.normal() * 0.5f;
   for (size_t i = 0; i < h.a.size(); i++) {
@@ -266,10 +267,10 @@ static void reference_head(const Case &c, const Host &h, int b, int hv, Result *
     }
     const double write = c.write_mean ? mean_gate(&h.w[row(t)], V) : 0;
     for (int j = 0; j < V; j++)
-      we[(size_t)t * V + j] = c.write_mean             ? write
+      we[(size_t)t * V + j] = c.write_mean               ? write
                               : c.erase == ERASE_CHANNEL ? sigmoid64(h.w[row(t) + j])
-                              : c.erase == ERASE_NONE  ? softplus64(x)
-                                                       : be[(size_t)t * K];
+                              : c.erase == ERASE_NONE    ? softplus64(x)
+                                                         : be[(size_t)t * K];
     double *ut = &u[(size_t)t * V];
     for (int j = 0; j < V; j++) ut[j] = we[(size_t)t * V + j] * h.v[row(t) + j];
     for (int d = 0; d < K; d++) {
@@ -725,9 +726,9 @@ static void run_heads(const Case &c, const Host &h, Result *r, bool emulate) {
   for (int w = 0; w < workers; w++)
     pool.emplace_back([&, w] {
       for (int i = w; i < c.B * c.HV; i += workers)
-        (!emulate                 ? reference_head
-         : channel_form(c)        ? emulate_channel_head
-                                  : emulate_head)(c, h, i / c.HV, i % c.HV, r, &shares[i]);
+        (!emulate          ? reference_head
+         : channel_form(c) ? emulate_channel_head
+                           : emulate_head)(c, h, i / c.HV, i % c.HV, r, &shares[i]);
     });
   for (auto &t : pool) t.join();
   int group = c.HV / c.H;
@@ -750,8 +751,7 @@ static void run_heads(const Case &c, const Host &h, Result *r, bool emulate) {
         for (size_t i = 0; i < nb; i++) r->dbeta[token * beta_width(c) + gh * nb + i] += s.dbeta[t * nb + i];
       }
       r->dA[gh] += s.dA, r->dA_terms[gh] += s.dA_terms;
-      for (size_t i = 0; i < na; i++)
-        r->ddt[gh * na + i] += s.ddt[i], r->ddt_terms[gh * na + i] += s.ddt_terms[i];
+      for (size_t i = 0; i < na; i++) r->ddt[gh * na + i] += s.ddt[i], r->ddt_terms[gh * na + i] += s.ddt_terms[i];
     }
   for (auto &x : r->dA_terms) x = sqrt(x);
   for (auto &x : r->ddt_terms) x = sqrt(x);
@@ -808,8 +808,8 @@ static Doubles get_rows(const std::vector<uint16_t> &all, size_t count, int64_t 
 }
 
 static DeltaRuleShape shape_of(const Case &c) {
-  DeltaRuleShape s = {c.B, c.T, c.H, c.HV, c.K, c.V, c.gate, c.erase, 0, c.beta_scale, 0, 0, c.lower_bound,
-                      c.erase_mean, c.write_mean};
+  DeltaRuleShape s = {c.B, c.T,          c.H, c.HV, c.K,           c.V,          c.gate,      c.erase,
+                      0,   c.beta_scale, 0,   0,    c.lower_bound, c.erase_mean, c.write_mean};
   s.scale = c.erase == ERASE_NONE ? 1.0f : (float)(1 / sqrt((double)c.K));
   return s;
 }
@@ -1022,8 +1022,9 @@ static void check_future(const char *what, Case c) {
   ok ? passed++ : failed++;
 }
 
-// Gated DeltaNet-2 with b = w = beta is KDA: the same arithmetic on the same numbers, so the same up to one bf16 rounding
-// of what is summed in another order; it tells where not a single bit differs. dbeta is then the sum of db and dw.
+// Gated DeltaNet-2 with b = w = beta is KDA: the same arithmetic on the same numbers, so the same up to one bf16
+// rounding of what is summed in another order; it tells where not a single bit differs. dbeta is then the sum of db and
+// dw.
 static void check_equal_gates(bool means) {
   Case kda = {2, 200, 2, 2, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, true, false}, two = kda;
   two.erase = ERASE_CHANNEL, two.erase_mean = two.write_mean = means;
@@ -1115,8 +1116,10 @@ static void check_general() {
   check_case({2, 150, 2, 6, 128, 192, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, true, true}, 0, 0);
   check_case(form({1, 150, 1, 3, 128, 128, GATE_CHANNEL, ERASE_CHANNEL, 2, PLAIN, false, true}, true, true, 0), 0, 0);
   check_case(form({1, 150, 1, 2, 128, 128, GATE_CHANNEL, ERASE_CHANNEL, 2, PLAIN, true, true}, true, false, 0), 64, 64);
-  check_case(form({1, 150, 1, 2, 128, 256, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, true, false}, false, true, 0), 64, 64);
-  check_case(form({1, 150, 1, 2, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, true, true}, false, false, -0.5f), 0, 0);
+  check_case(form({1, 150, 1, 2, 128, 256, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, true, false}, false, true, 0), 64,
+             64);
+  check_case(form({1, 150, 1, 2, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, true, true}, false, false, -0.5f), 0,
+             0);
   check_case({2, 150, 1, 2, 128, 128, GATE_NONE, ERASE_CHANNEL, 1, PLAIN, true, true}, 0, 0);
   check_case(form({1, 150, 2, 2, 64, 64, GATE_NONE, ERASE_CHANNEL, 1, PLAIN, false, false}, true, true, 0), 0, 0);
   for (Inputs x : {STRONG, FLAT, REPEATED, MIXED, SPIKE_CHANNEL, SPIKE_TOKEN, EIGHTY}) {
@@ -1303,8 +1306,7 @@ static void bench(int B, int T, int H, int HV, int K, int V, DeltaRuleGate gate,
 int main(int argc, char **argv) {
   program_name = "delta_rule lab";
   std::string mode = argc > 1 ? argv[1] : "check";
-  if (argc > 2 || (mode != "check" && mode != "small" && mode != "general" && mode != "bench" &&
-                   mode != "emulate"))
+  if (argc > 2 || (mode != "check" && mode != "small" && mode != "general" && mode != "bench" && mode != "emulate"))
     fail(EXIT_USAGE, "unknown arguments; use: lab check | small | general | emulate | bench");
   int devices = 0;
   emulate_only = mode == "emulate";

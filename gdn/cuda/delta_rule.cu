@@ -50,9 +50,10 @@ int delta_rule_check(const DeltaRuleShape *s, Error *error) {
   if ((s->erase_mean || s->write_mean) && s->erase != ERASE_CHANNEL)
     return error_set(error, EXIT_CONFIG, "delta rule: a mean of gates needs gates per channel");
   if (s->lower_bound != 0 && (s->gate != GATE_CHANNEL || !(s->lower_bound >= -5 && s->lower_bound < 0)))
-    return error_set(error, EXIT_CONFIG,
-                     "delta rule: a lower bound of %g of the log decay: needed -5 to below 0, and a gate per key channel",
-                     s->lower_bound);
+    return error_set(
+        error, EXIT_CONFIG,
+        "delta rule: a lower bound of %g of the log decay: needed -5 to below 0, and a gate per key channel",
+        s->lower_bound);
   if (s->value_slice && ((s->value_slice != 64 && s->value_slice != 128) || s->value_dim % s->value_slice))
     return error_set(error, EXIT_CONFIG, "delta rule: value slice %d must be 64 or 128 and divide %d", s->value_slice,
                      s->value_dim);
@@ -137,8 +138,8 @@ static int make_args(DeltaRuleArgs *p, const DeltaRuleInputs *in, const DeltaRul
   p->channel = shape_channel(s), p->gate_heads = s->erase == ERASE_CHANNEL ? p->H : p->HV;
   p->erase_mean = s->erase_mean, p->write_mean = s->write_mean, p->lower_bound = s->lower_bound;
   p->write_columns = s->erase == ERASE_CHANNEL && !s->write_mean;
-  p->general = p->channel && (p->group > 1 || p->erase_mean || p->write_mean || p->lower_bound != 0 ||
-                              p->gate == GATE_NONE);
+  p->general =
+      p->channel && (p->group > 1 || p->erase_mean || p->write_mean || p->lower_bound != 0 || p->gate == GATE_NONE);
   p->q = in->q.data, p->q_stride = dense(in->q.stride, (int64_t)p->H * p->K);
   p->k = in->k.data, p->k_stride = dense(in->k.stride, (int64_t)p->H * p->K);
   p->v = in->v.data, p->v_stride = dense(in->v.stride, (int64_t)p->HV * p->V);
@@ -184,8 +185,8 @@ static int launch_prepare(const DeltaRuleArgs &p, cudaStream_t stream, Error *er
 }
 template <int K, bool GENERAL>
 static int launch_prepare_channel(const DeltaRuleArgs &p, cudaStream_t stream, Error *error) {
-  return launch("delta_rule_prepare_channel", delta_rule_prepare_channel_kernel<K, GENERAL>,
-                dim3(p.chunks, p.HV, p.B), 256, PrepareChannelLayout<K>::BYTES, stream, error, p);
+  return launch("delta_rule_prepare_channel", delta_rule_prepare_channel_kernel<K, GENERAL>, dim3(p.chunks, p.HV, p.B),
+                256, PrepareChannelLayout<K>::BYTES, stream, error, p);
 }
 template <int K>
 static int prepare_channel(const DeltaRuleArgs &p, cudaStream_t stream, Error *error) {
@@ -252,8 +253,8 @@ static int launch_gradients(const DeltaRuleArgs &p, cudaStream_t stream, Error *
 
 template <int K, int FORM>
 static int launch_channel_gradients(const DeltaRuleArgs &p, int parts, cudaStream_t stream, Error *error) {
-  return launch("delta_rule_channel_gradients", delta_rule_channel_gradients_kernel<K, FORM>,
-                dim3(p.chunks, p.H, p.B), 2 * K, ChannelGradientsLayout<K>::BYTES, stream, error, p, parts);
+  return launch("delta_rule_channel_gradients", delta_rule_channel_gradients_kernel<K, FORM>, dim3(p.chunks, p.H, p.B),
+                2 * K, ChannelGradientsLayout<K>::BYTES, stream, error, p, parts);
 }
 // What value heads share is summed over launches, a member of each group at a time.
 template <int K>

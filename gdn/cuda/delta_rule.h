@@ -6,8 +6,8 @@
 // DeltaNet (arXiv 2406.06484): the same with g = 0. Mamba2/SSD (arXiv 2405.21060): no erase, z = dt v with
 // dt = softplus(a + dt_bias), g = -exp(A_log) dt; q is C, k is B, scale 1. KDA (arXiv 2510.26692): g per key channel
 // of a value head, also bounded: g = lower_bound sigmoid(exp(A_log) (a + dt_bias)). Gated DeltaNet-2 (arXiv
-// 2605.22791): g and b per key channel of a key head, w per value column, e = b o k, z = w o v; with erase_mean a head's
-// b gives way to its mean over the channels, with write_mean its w.
+// 2605.22791): g and b per key channel of a key head, w per value column, e = b o k, z = w o v; with erase_mean a
+// head's b gives way to its mean over the channels, with write_mean its w.
 //
 // Sizes: B batch, T tokens, H key heads, HV value heads (a multiple of H; value head h reads key head h / (HV / H)),
 // K key dimension (64, 128, 192 or 256), V value dimension (a multiple of 64, at most 512), chunk 64.
@@ -45,10 +45,10 @@ struct DeltaRuleShape {
   int batch, tokens, key_heads, value_heads, key_dim, value_dim;
   DeltaRuleGate gate;
   DeltaRuleErase erase;
-  float scale;       // of q: K^-1/2, or 1 for SSD
-  float beta_scale;  // c in beta = c sigmoid(logit): 1, or 2 to allow negative eigenvalues
-  int value_slice;   // value columns of one scan block, 64 or 128; 0 chooses
-  int key_part;      // key columns of one gradients block, 64 or 128; 0 chooses
+  float scale;                  // of q: K^-1/2, or 1 for SSD
+  float beta_scale;             // c in beta = c sigmoid(logit): 1, or 2 to allow negative eigenvalues
+  int value_slice;              // value columns of one scan block, 64 or 128; 0 chooses
+  int key_part;                 // key columns of one gradients block, 64 or 128; 0 chooses
   float lower_bound;            // GATE_CHANNEL: 0, or below 0 for the bounded gate
   bool erase_mean, write_mean;  // ERASE_CHANNEL: the mean of a head's gates in place of each
 };
@@ -63,13 +63,13 @@ struct BF16RowsOut {
 };
 
 struct DeltaRuleInputs {
-  BF16Rows q, k;         // [B, T, H, K], normalised
-  BF16Rows v;            // [B, T, HV, V]
-  BF16Rows a;            // gate logits [B, T, HV]; with GATE_CHANNEL [B, T, HV, K], with ERASE_CHANNEL too [B, T, H, K];
-                         // unused with GATE_NONE
-  BF16Rows beta;         // [B, T, HV] beta logits, [B, T, H, K] (b) with ERASE_CHANNEL; unused with ERASE_NONE
-  BF16Rows w;            // [B, T, HV, V] write logits, w = sigmoid; only with ERASE_CHANNEL
-  const float *A_log;    // [HV], [H] with ERASE_CHANNEL
+  BF16Rows q, k;       // [B, T, H, K], normalised
+  BF16Rows v;          // [B, T, HV, V]
+  BF16Rows a;          // gate logits [B, T, HV]; with GATE_CHANNEL [B, T, HV, K], with ERASE_CHANNEL too [B, T, H, K];
+                       // unused with GATE_NONE
+  BF16Rows beta;       // [B, T, HV] beta logits, [B, T, H, K] (b) with ERASE_CHANNEL; unused with ERASE_NONE
+  BF16Rows w;          // [B, T, HV, V] write logits, w = sigmoid; only with ERASE_CHANNEL
+  const float *A_log;  // [HV], [H] with ERASE_CHANNEL
   const float *dt_bias;  // [HV], [HV, K] with GATE_CHANNEL, [H, K] with ERASE_CHANNEL too
   const int32_t
       *doc_start;  // [B, T] position in its row of the first token of the token's document; NULL: no boundaries

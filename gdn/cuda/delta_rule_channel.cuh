@@ -58,7 +58,7 @@ __global__ __launch_bounds__(256, GENERAL ? 1 : 2) void delta_rule_prepare_chann
   extern __shared__ __align__(1024) unsigned char smem[];
   float *G = (float *)(smem + L::G), *vec = (float *)(smem + L::VEC), *segment = (float *)(smem + L::SEGMENT);
   int *doc = (int *)(smem + L::DOC);
-  const int n = blockIdx.x, h = blockIdx.y, b = blockIdx.z;  // h: value head
+  const int n = blockIdx.x, h = blockIdx.y, b = blockIdx.z;                                     // h: value head
   const int kh = GENERAL ? h / p.group : h, gh = GENERAL && p.erase != ERASE_CHANNEL ? h : kh;  // of q, k, b; of g
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
   const int t0 = n * 64, rows = min(64, p.T - t0);
@@ -69,10 +69,8 @@ __global__ __launch_bounds__(256, GENERAL ? 1 : 2) void delta_rule_prepare_chann
 
   load_tile_async<K, 256>(base + L::Q, p.q + token0 * p.q_stride + kh * K, p.q_stride, rows);
   load_tile_async<K, 256>(base + L::KEY, p.k + token0 * p.k_stride + kh * K, p.k_stride, rows);
-  if (decay)
-    load_tile_async<K, 256>(base + L::KEY_ANCHORED, p.a + token0 * p.a_stride + gh * K, p.a_stride, rows);
-  if (erase_logits)
-    load_tile_async<K, 256>(base + L::E, p.beta + token0 * p.beta_stride + kh * K, p.beta_stride, rows);
+  if (decay) load_tile_async<K, 256>(base + L::KEY_ANCHORED, p.a + token0 * p.a_stride + gh * K, p.a_stride, rows);
+  if (erase_logits) load_tile_async<K, 256>(base + L::E, p.beta + token0 * p.beta_stride + kh * K, p.beta_stride, rows);
   cp_async_commit();
   bool carried = n > 0;
   if (p.doc_start) carried = n > 0 && p.doc_start[token0] < t0;
@@ -309,7 +307,9 @@ struct ChannelGradientsLayout {
 
 // Two threads of a warp, 16 lanes apart, share a key channel: of every 16 rows one has the first eight, one the last.
 template <int K, int FORM>
-__global__ __launch_bounds__(2 * K, FORM == CHANNEL_GENERAL ? 1 : 2) void delta_rule_channel_gradients_kernel(DeltaRuleArgs p, int parts) {
+__global__ __launch_bounds__(2 * K, FORM == CHANNEL_GENERAL
+                                        ? 1
+                                        : 2) void delta_rule_channel_gradients_kernel(DeltaRuleArgs p, int parts) {
   typedef ChannelGradientsLayout<K> L;
   constexpr int THREADS = 2 * K, WARPS = K / 16;
   constexpr bool GENERAL = FORM == CHANNEL_GENERAL;

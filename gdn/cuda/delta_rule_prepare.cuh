@@ -67,8 +67,8 @@ struct DeltaRuleArgs {
   float *group_rows;           // scratch, group > 1: [B][chunks][H][64], likewise <k, de> of the erase gate's mean
 };
 
-// In the channel form: beta, the write gate if it is one number a token and head; in CHANNEL_GENERAL, in place of G, the
-// erase gate if that is; and the decay of the whole chunk per key channel.
+// In the channel form: beta, the write gate if it is one number a token and head; in CHANNEL_GENERAL, in place of G,
+// the erase gate if that is; and the decay of the whole chunk per key channel.
 enum ChunkVectors {
   VEC_G = 0,
   VEC_BETA = 64,

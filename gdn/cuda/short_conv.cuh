@@ -109,11 +109,11 @@ __device__ __forceinline__ void conv_history(float h[4][8], const bf16 *x, int s
   }
 }
 
-// LANES lanes hold one head. BIAS, DOCS and L1 are constants so that the usual case pays for none; with L1 doc_start may
-// still be NULL. Strides are 32 bits
-// here: they count from the strip's own pointers. Inputs arrive through a ring in shared memory, by asynchronous
-// copies; each lane copies and reads its own 16 bytes, so that no barriers are needed. Token t0 + k is h[k].
-template <int LANES, bool BIAS, bool DOCS, bool L1>
+// LANES lanes hold one head. BIAS, DOCS and L1 are constants so that the usual case pays for none; with L1 doc_start
+// may still be NULL. Strides are 32 bits here: they count from the strip's own pointers. Inputs arrive through a ring
+// in shared memory, by asynchronous copies; each lane copies and reads its own 16 bytes, so that no barriers are
+// needed. Token t0 + k is h[k].
+template <int LANES, bool BIAS, bool DOCS, bool L1 = false>
 __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 5)
     short_conv_forward_kernel(bf16 *y, int y_stride, const bf16 *x, int x_stride, const float *weight,
                               const float *bias, const int32_t *doc_start, int64_t B, int T, int C, int norm_channels,
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 5)
 
 // dx of a token is complete three tokens later: p1, p2, p3 carry the unfinished ones. The three tokens after the strip
 // are walked too (for dx alone). At a document's first token the unfinished ones are stored at once.
-template <int LANES, bool BIAS, bool DOCS, bool L1>
+template <int LANES, bool BIAS, bool DOCS, bool L1 = false>
 __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 3)
     short_conv_backward_kernel(bf16 *dx, int dx_stride, float *partial_weight, float *partial_bias, const bf16 *dy,
                                int dy_stride, const bf16 *x, int x_stride, const float *weight, const float *bias,
@@ -389,13 +389,13 @@ static __global__ void short_conv_narrow_kernel(float *dweight, const float *dwi
 static MAYBE_UNUSED void short_conv_widen(float *wide, const float *weight, int taps, int C, cudaStream_t stream) {
   int64_t count = (int64_t)C * 4;
   short_conv_widen_kernel<<<grid_size(ceil_div(count, 256), "short_conv_widen"), 256, 0, stream>>>(wide, weight, taps,
-                                                                                                  count);
+                                                                                                   count);
   KERNEL_CHECK("short_conv_widen");
 }
 static MAYBE_UNUSED void short_conv_narrow(float *dweight, const float *dwide, int taps, int C, cudaStream_t stream) {
   int64_t count = (int64_t)C * taps;
   short_conv_narrow_kernel<<<grid_size(ceil_div(count, 256), "short_conv_narrow"), 256, 0, stream>>>(dweight, dwide,
-                                                                                                    taps, count);
+                                                                                                     taps, count);
   KERNEL_CHECK("short_conv_narrow");
 }
 
