@@ -4,7 +4,8 @@
 // against token-by-token recurrences, are in dev/test/test_layers.c.
 //
 // Exit status 0 when everything passed; the last line counts passed, failed, skipped. --plant N runs the gradient
-// checks with one wrong term planted in the backward pass and succeeds only if they notice.
+// checks with one wrong term planted in the backward pass and succeeds only if they notice. test_gdncu --only WORD runs
+// the cases whose names hold the word.
 
 #include <omp.h>
 #include <pthread.h>
@@ -621,6 +622,12 @@ static void test_first_loss(void) {
 
 #ifdef WITH_CUDA
 
+static const char *only;  // --only WORD: the cases whose names hold it
+
+// Gates of a case: as model_make draws them, decays of 1 and e^-76 by turns of the heads, or (per channel) one channel
+// of 64 at 1e-12 a token beside others at about 0.99.
+typedef enum { GATES_DRAWN, GATES_EXTREME, GATES_SPIKE } Gates;
+
 static Config cuda_config(const char *pattern, int heads, int v_heads, int head_k, int head_v) {
   Config c = small_config(pattern);
   c.vocab = 131, c.width = 128, c.ff = 192;
@@ -645,13 +652,20 @@ static void model_round_matrices(Model *m) {
 
 // Every activation and gradient: at most twice the error that the CPU engine makes when it rounds to bf16 where the GPU
 // does, plus one rounding of bf16 (2^-8) for what that engine happens to hit exactly.
-static void test_cuda(const char *name, Config c, int B, int T, int a_log_extreme) {
+static void test_cuda(const char *name, Config c, int B, int T, Gates gates) {
+  if (only && !strstr(name, only)) return;
   const EngineApi *apis[3] = {&engine_cpu_f64, &engine_cpu_bf16, &engine_cuda};
   Model m = model_make(c, 91);
-  if (a_log_extreme)
-    for (int i = 0; i < m.t.n; i++)
-      if (strstr(m.t.specs[i].name, "A_log"))
-        for (int64_t j = 0; j < m.t.specs[i].count; j++) m.params[m.t.specs[i].offset + j] = j % 2 ? 4.7 : -6;
+  for (int i = 0; i < m.t.n; i++) {
+    const ParamSpec *s = &m.t.specs[i];
+    double *x = m.params + s->offset;
+    if (gates && strstr(s->name, "A_log"))
+      for (int64_t j = 0; j < s->count; j++) x[j] = gates == GATES_SPIKE ? 0 : j % 2 ? 4.7 : -6;
+    if (gates == GATES_SPIKE && strstr(s->name, "dt_bias"))
+      for (int64_t j = 0; j < s->count; j++) x[j] = j % 64 == 5 ? 27.6 : -4.6;
+    if (gates == GATES_SPIKE && strstr(s->name, "f_proj.1"))
+      for (int64_t j = 0; j < s->count; j++) x[j] *= 0.1;
+  }
   model_round_matrices(&m);
   int64_t N = (int64_t)B * T, most = N * (c.vocab > 2048 ? c.vocab : 2048);
   int32_t *tokens = (int32_t *)alloc_array(N, sizeof *tokens, "test"),
@@ -738,6 +752,7 @@ static void test_cuda(const char *name, Config c, int B, int T, int a_log_extrem
 
 // 20 steps of AdamW from the same weights: the losses of the GPU stay as near to the double reference as bf16 does.
 static void test_cuda_steps(const char *name, Config c) {
+  if (only && !strstr(name, only)) return;
   const EngineApi *apis[3] = {&engine_cpu_f64, &engine_cpu_bf16, &engine_cuda};
   enum { B = 4, T = 130 };
   Model m = model_make(c, 95);
@@ -823,6 +838,54 @@ static void test_cuda_read_behind(void) {
   model_free(&m);
 }
 
+// Value heads in groups with decays per channel, the papers' ablations and the rarer options.
+static void test_cuda_variants(const int *lengths) {
+  Config c;
+  for (int i = 0; i < 12; i++) {
+    test_cuda("kda grouped 1/2", cuda_config("kda", 1, 2, 64, 64), 2, lengths[i], GATES_DRAWN);
+    test_cuda("gdn2 grouped 1/2", cuda_config("gdn2", 1, 2, 64, 64), 2, lengths[i], GATES_DRAWN);
+  }
+  c = cuda_config("kda gdn2", 2, 6, 128, 64), c.beta_max = 2, c.boundary_reset = 1, c.bos = 0;
+  test_cuda("kda gdn2 grouped 2/6 documents", c, 2, 129, GATES_DRAWN);
+  c = cuda_config("gdn2", 2, 4, 128, 128), test_cuda("gdn2 grouped 2/4", c, 5, 129, GATES_DRAWN);
+  static const char *const names[] = {"gdn2 erase scalar", "gdn2 write scalar", "gdn2 erase and write scalar"};
+  for (int i = 0; i < 3; i++)
+    for (int group = 1; group <= 2; group++) {
+      c = cuda_config("gdn2", 2, 2 * group, group == 1 ? 128 : 64, 128);
+      c.erase = i == 1 ? PER_CHANNEL : PER_HEAD, c.write = i == 0 ? PER_CHANNEL : PER_HEAD, c.beta_max = group;
+      test_cuda(names[i], c, 2, 129, GATES_DRAWN);
+      c.boundary_reset = 1, c.bos = 0, test_cuda(names[i], c, 1, 289, GATES_DRAWN);
+      test_cuda(names[i], c, 3, 17, GATES_DRAWN);
+    }
+  c = cuda_config("kda", 2, 2, 128, 128), c.kda_lower_bound = -5, test_cuda("kda bounded", c, 2, 129, GATES_DRAWN);
+  c.kda_lower_bound = -0.1, test_cuda("kda bounded", c, 1, 65, GATES_DRAWN);
+  c = cuda_config("kda", 1, 2, 64, 64), c.kda_lower_bound = -5, c.boundary_reset = 1, c.bos = 0;
+  test_cuda("kda bounded grouped documents", c, 2, 289, GATES_DRAWN);
+  c = cuda_config("gdn2", 2, 2, 128, 128), c.decay = 0, test_cuda("gdn2 no decay", c, 2, 129, GATES_DRAWN);
+  c = cuda_config("gdn2", 1, 3, 64, 64), c.decay = 0, test_cuda("gdn2 no decay grouped", c, 2, 65, GATES_DRAWN);
+  c = cuda_config("kda", 1, 2, 64, 64), c.decay = 0, test_cuda("kda no decay grouped", c, 2, 65, GATES_DRAWN);
+  test_cuda("gdn2 spike", cuda_config("gdn2", 2, 2, 128, 128), 2, 129, GATES_SPIKE);
+  test_cuda("kda spike", cuda_config("kda", 2, 2, 64, 64), 2, 129, GATES_SPIKE);
+  test_cuda("gdn2 kda spike grouped", cuda_config("gdn2 kda", 1, 2, 64, 64), 2, 129, GATES_SPIKE);
+  test_cuda("gdn2 kda extreme grouped", cuda_config("gdn2 kda", 2, 4, 64, 64), 1, 289, GATES_EXTREME);
+  static const int keys[] = {64, 128, 192, 256};
+  for (int i = 0; i < 4; i++) {
+    c = cuda_config("gdn", 2, 2, keys[i], 64), c.qk_norm = NORM_L1, test_cuda("gdn L1", c, 2, 67, GATES_DRAWN);
+    c.boundary_reset = 1, c.bos = 0, test_cuda("gdn L1 documents", c, 2, 129, GATES_DRAWN);
+  }
+  c = cuda_config("kda deltanet", 2, 2, 64, 64), c.qk_norm = NORM_L1, c.conv_size = 0;
+  test_cuda("kda deltanet L1 no conv", c, 2, 67, GATES_DRAWN);
+  c = cuda_config("gdn", 2, 2, 64, 128), c.output_norm = 0, test_cuda("gdn no norm", c, 2, 300, GATES_DRAWN);
+  c.output_gate = OUTPUT_GATE_NONE, test_cuda("gdn no norm, no gate", c, 2, 65, GATES_DRAWN);
+  c = cuda_config("kda gdn2", 1, 2, 64, 64), c.output_norm = 0, test_cuda("kda gdn2 no norm", c, 2, 65, GATES_DRAWN);
+  c = cuda_config("mamba2", 2, 2, 64, 64), c.mamba_groups = 2, test_cuda("mamba2 2 groups", c, 2, 129, GATES_DRAWN);
+  c.mamba_groups = 4, c.boundary_reset = 1, c.bos = 0, test_cuda("mamba2 4 groups documents", c, 2, 129, GATES_DRAWN);
+  for (int taps = 2; taps <= 3; taps++) {
+    c = cuda_config("gdn2 mamba2", 2, 2, 64, 64), c.conv_size = taps, test_cuda("conv taps", c, 2, 129, GATES_DRAWN);
+    c.boundary_reset = 1, c.bos = 0, test_cuda("conv taps documents", c, 2, 67, GATES_DRAWN);
+  }
+}
+
 static void test_cuda_all(int quick) {
   test_cuda_read_behind();
   static const int lengths[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 129, 289};
@@ -877,6 +940,7 @@ static void test_cuda_all(int quick) {
   test_cuda("gdn2 kda documents", c, 2, 129, 0);
   c = cuda_config("mamba2 gdn swa", 2, 2, 64, 64), c.boundary_reset = 1, c.bos = 0,
   test_cuda("h2 documents", c, 2, 129, 0);
+  test_cuda_variants(lengths);
   if (!quick) {
     test_cuda("gdn 4096", cuda_config("gdn swa", 2, 2, 128, 256), 1, 4096, 0);
     test_cuda_steps("gdn", cuda_config("gdn", 2, 2, 64, 128));
@@ -914,6 +978,7 @@ int main(int argc, char **argv) {
   }
   int quick = argc > 1 && !strcmp(argv[1], "--quick");
 #ifdef WITH_CUDA
+  if (argc == 3 && !strcmp(argv[1], "--only")) only = argv[2];
   test_cuda_all(quick);
   return report_end();
 #else

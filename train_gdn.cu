@@ -119,6 +119,9 @@ static MixerSizes mixer_sizes(const Config *c, const LayerLayout *l, int B, int 
     m.delta.key_dim = c->head_k, m.delta.value_dim = c->head_v;
     m.delta.gate = l->f_up >= 0 ? GATE_CHANNEL : l->a_log >= 0 ? GATE_SCALAR : GATE_NONE;
     m.delta.erase = l->mixer == MIX_GDN2 ? ERASE_CHANNEL : ERASE_SCALAR;
+    m.delta.erase_mean = l->mixer == MIX_GDN2 && c->erase == PER_HEAD;
+    m.delta.write_mean = l->mixer == MIX_GDN2 && c->write == PER_HEAD;
+    if (l->mixer == MIX_KDA && l->f_up >= 0) m.delta.lower_bound = (float)c->kda_lower_bound;
     m.gates = l->f_up >= 0 ? (l->mixer == MIX_GDN2 ? c->heads : c->v_heads) * c->head_k : 0;
     m.delta.scale = 1 / sqrtf((float)c->head_k), m.delta.beta_scale = (float)c->beta_max;
   } else if (l->mixer == MIX_MAMBA2) {
@@ -134,6 +137,12 @@ static MixerSizes mixer_sizes(const Config *c, const LayerLayout *l, int B, int 
     m.attention.qkv_stride = m.attention.dqkv_stride = l->in_rows, m.attention.path = ATTENTION_AUTO;
   }
   return m;
+}
+
+// The kernel has four taps; a convolution of two or three is widened at the start of the scratch memory, its gradient
+// behind it. Floats of both.
+static int64_t conv_wide_floats(const Config *c, int columns) {
+  return c->conv_size == 2 || c->conv_size == 3 ? (int64_t)8 * columns : 0;
 }
 
 template <typename Type>
@@ -172,7 +181,7 @@ static int64_t engine_bind(Engine *e, char *base) {
       if (l->g_up >= 0) a->gate = take<bf16>(base, &used, N * m.val);
       gates = larger(gates, m.gates), wide = larger(wide, l->g_up >= 0 ? m.val : 0);
       delta = larger(delta, (int64_t)delta_rule_scratch_bytes(&m.delta));
-      partial = larger(partial, short_conv_backward_scratch(B, T, m.conv_cols));
+      partial = larger(partial, conv_wide_floats(c, m.conv_cols) + short_conv_backward_scratch(B, T, m.conv_cols));
       if (l->mixer == MIX_MAMBA2)
         partial = larger(partial, larger(rmsnorm_gate_first_backward_scratch(N, m.val), skip_backward_scratch(N, m.val)));
       else
@@ -238,12 +247,20 @@ static void delta_call(int code, const Error *err) {
   if (code) fail_error(err);
 }
 
+// The layer's taps as the kernels want them.
+static const float *conv_taps(Engine *e, const LayerLayout *l, const MixerSizes *m) {
+  if (l->conv < 0 || !conv_wide_floats(&e->c, m->conv_cols)) return param(e, l->conv);
+  short_conv_widen(e->scratch, param(e, l->conv), e->c.conv_size, m->conv_cols, e->stream);
+  return e->scratch;
+}
+
 static void recurrent_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *a, const MixerSizes *m) {
   const Config *c = &e->c;
   int64_t N = (int64_t)e->B * e->T;
   int mamba = l->mixer == MIX_MAMBA2;
-  short_conv_forward(a->y, m->conv_cols, a->packed + l->conv_first, m->rows, param(e, l->conv), param(e, l->conv_bias),
-                     documents(e), e->B, e->T, m->conv_cols, mamba ? 0 : 2 * m->key, m->delta.key_dim, e->stream);
+  short_conv_forward(a->y, m->conv_cols, a->packed + l->conv_first, m->rows, conv_taps(e, l, m), param(e, l->conv_bias),
+                     documents(e), e->B, e->T, m->conv_cols, mamba ? 0 : 2 * m->key, m->delta.key_dim, e->stream,
+                     !mamba && c->qk_norm == NORM_L1);
   int dv = c->head_v;
   if (l->f_up >= 0)
     matmul_forward(e->matmul, a->f, m->gates, a->packed + l->f, m->rows, weight(e, l->f_up), dv, NULL, 0, N, dv, m->gates,
@@ -257,8 +274,10 @@ static void recurrent_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *
   if (mamba) {
     skip_forward(a->o, m->val, a->y, m->conv_cols, param(e, l->d_skip), N, m->delta.value_heads, m->delta.value_dim,
                  e->stream);
-    rmsnorm_gate_first_forward(a->oy, m->val, a->o, m->val, a->packed + l->gate, m->rows, param(e, l->o_norm),
-                               (float)c->norm_eps, N, m->val, e->stream);
+    int cols = m->val / c->mamba_groups;  // a norm of its own for each group
+    for (int j = 0; j < m->val; j += cols)
+      rmsnorm_gate_first_forward(a->oy + j, m->val, a->o + j, m->val, a->packed + l->gate + j, m->rows,
+                                 param(e, l->o_norm) + j, (float)c->norm_eps, N, cols, e->stream);
   } else {
     gated_rmsnorm_forward(a->oy, m->val, a->o, m->val, a->gate ? a->gate : l->gate >= 0 ? a->packed + l->gate : NULL,
                           a->gate ? m->val : m->rows, param(e, l->o_norm), param(e, l->g_up_bias), activation_of(c, l->mixer), (float)c->norm_eps, N, c->v_heads,
@@ -270,11 +289,12 @@ static void recurrent_mixer_backward(Engine *e, const LayerLayout *l, const Laye
   const Config *c = &e->c;
   int64_t N = (int64_t)e->B * e->T;
   int mamba = l->mixer == MIX_MAMBA2;
-  if (mamba)
-    rmsnorm_gate_first_backward(e->d_o, m->val, e->dpacked + l->gate, m->rows, grad(e, l->o_norm), e->scratch, e->d_oy,
-                                m->val, a->o, m->val, a->packed + l->gate, m->rows, param(e, l->o_norm),
-                                (float)c->norm_eps, N, m->val, e->stream);
-  else
+  int cols = mamba ? m->val / c->mamba_groups : 0;
+  for (int j = 0; mamba && j < m->val; j += cols)
+    rmsnorm_gate_first_backward(e->d_o + j, m->val, e->dpacked + l->gate + j, m->rows, grad(e, l->o_norm) + j, e->scratch,
+                                e->d_oy + j, m->val, a->o + j, m->val, a->packed + l->gate + j, m->rows,
+                                param(e, l->o_norm) + j, (float)c->norm_eps, N, cols, e->stream);
+  if (!mamba)
     gated_rmsnorm_backward(e->d_o, m->val, a->gate ? e->dgate : l->gate >= 0 ? e->dpacked + l->gate : NULL,
                            a->gate ? m->val : m->rows, grad(e, l->o_norm), grad(e, l->g_up_bias), e->scratch, e->d_oy,
                            m->val, a->o, m->val, a->gate ? a->gate : l->gate >= 0 ? a->packed + l->gate : NULL,
@@ -310,9 +330,17 @@ static void recurrent_mixer_backward(Engine *e, const LayerLayout *l, const Laye
   if (mamba)
     skip_backward(e->dy, m->conv_cols, grad(e, l->d_skip), e->scratch, e->d_o, m->val, a->y, m->conv_cols,
                   param(e, l->d_skip), N, m->delta.value_heads, m->delta.value_dim, e->stream);
-  short_conv_backward(e->dpacked + l->conv_first, m->rows, grad(e, l->conv), grad(e, l->conv_bias), e->scratch, e->dy,
-                      m->conv_cols, a->packed + l->conv_first, m->rows, param(e, l->conv), param(e, l->conv_bias),
-                      documents(e), e->B, e->T, m->conv_cols, mamba ? 0 : 2 * m->key, m->delta.key_dim, e->stream);
+  const float *taps = conv_taps(e, l, m);
+  float *dtaps = grad(e, l->conv);
+  if (taps == e->scratch) {
+    dtaps = e->scratch + 4 * m->conv_cols;
+    CUDA_CHECK(cudaMemsetAsync(dtaps, 0, (size_t)(4 * m->conv_cols) * sizeof(float), e->stream));
+  }
+  short_conv_backward(e->dpacked + l->conv_first, m->rows, dtaps, grad(e, l->conv_bias),
+                      e->scratch + conv_wide_floats(c, m->conv_cols), e->dy, m->conv_cols, a->packed + l->conv_first,
+                      m->rows, taps, param(e, l->conv_bias), documents(e), e->B, e->T, m->conv_cols,
+                      mamba ? 0 : 2 * m->key, m->delta.key_dim, e->stream, !mamba && c->qk_norm == NORM_L1);
+  if (taps == e->scratch) short_conv_narrow(grad(e, l->conv), dtaps, c->conv_size, m->conv_cols, e->stream);
 }
 
 static void attention_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *a, const MixerSizes *m) {
@@ -659,20 +687,13 @@ static int cuda_check_config(const Config *c, const EngineSettings *s, Error *er
     if (mixer_is_attention(l->mixer)) {
       code = sliding_attention_check(&m.attention, err);
     } else {
-      if (c->conv_size != 0 && c->conv_size != 4)
-        code = error_set(err, EXIT_CONFIG, "--conv-size %d on the GPU: needed 4, or 0 for none", c->conv_size);
-      else if (mixer_is_delta(l->mixer) && c->qk_norm != NORM_L2)
-        code = error_set(err, EXIT_CONFIG, "--qk-norm l1 runs on CPUs only: needed l2 on the GPU");
+      if (c->conv_size > 4)
+        code = error_set(err, EXIT_CONFIG, "--conv-size %d on the GPU: needed 2, 3, 4, or 0 for none", c->conv_size);
       else if (mixer_is_delta(l->mixer) && fabs(c->l2_eps - 1e-6) > 1e-12)
-        code = error_set(err, EXIT_CONFIG, "an L2 norm with eps %g: needed 1e-6 on the GPU", c->l2_eps);
-      else if (mixer_is_delta(l->mixer) && !c->output_norm)
-        code = error_set(err, EXIT_CONFIG, "--output-norm off runs on CPUs only: needed on on the GPU");
-      else if (l->mixer == MIX_GDN2 && (c->erase != PER_CHANNEL || c->write != PER_CHANNEL))
-        code = error_set(err, EXIT_CONFIG, "--erase scalar and --write scalar run on CPUs only: needed channel on the GPU");
-      else if (l->mixer == MIX_KDA && c->kda_lower_bound != 0)
-        code = error_set(err, EXIT_CONFIG, "--kda-lower-bound %g runs on CPUs only: needed 0 on the GPU", c->kda_lower_bound);
-      else if (l->mixer == MIX_MAMBA2 && c->mamba_groups != 1)
-        code = error_set(err, EXIT_CONFIG, "--mamba-groups %d on the GPU: needed 1", c->mamba_groups);
+        code = error_set(err, EXIT_CONFIG, "a norm of q and k with eps %g: needed 1e-6 on the GPU", c->l2_eps);
+      else if (l->mixer == MIX_MAMBA2 && m.val / c->mamba_groups % 8)
+        code = error_set(err, EXIT_CONFIG, "--mamba-groups %d on the GPU: the %d channels of a group are not a multiple of "
+                         "8", c->mamba_groups, m.val / c->mamba_groups);
       else
         code = delta_rule_check(&m.delta, err);
     }

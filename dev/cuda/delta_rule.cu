@@ -5,11 +5,13 @@
 // gives the error that the format costs for these very inputs; a kernel may have twice that plus one bf16 rounding
 // (2^-9). Every buffer is filled with NaN before the launch; NaN or infinity anywhere fails.
 //
-//   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a dev/cuda/delta_rule.cu gdn/cuda/delta_rule.cu -o
-//   build/cuda-delta/lab lab check          many shapes against the reference lab emulate        the same with the
-//   emulation in the kernels' place: shows what the format costs, needs no GPU lab small          the smallest shapes
-//   only (for compute-sanitizer) lab bench          every kernel timed (CUDA events, L2 flushed, median), with bytes
-//   and percent of the memory floor
+//   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a dev/cuda/delta_rule.cu gdn/cuda/delta_rule.cu -o lab
+//
+//   lab check     many shapes against the reference
+//   lab general   of these: value heads in groups, means of gates, the bounded gate, no decay, gates at their ends
+//   lab small     the smallest shapes only (for compute-sanitizer)
+//   lab emulate   check with the emulation in the kernels' place: shows what the format costs, needs no GPU
+//   lab bench     every kernel timed (CUDA events, L2 flushed, median), with bytes and percent of the memory floor
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -64,8 +66,10 @@ static float bf(float x) {  // to bf16 and back, nearest even
 // ---------------------------------------------------------------------------------------------------------------------
 // Cases
 
-enum Inputs { PLAIN, STRONG, FLAT, REPEATED, MIXED };
-static const char *inputs_name[] = {"random", "gates to -112", "g = 0", "keys all equal", "g 0 or -1000"};
+enum Inputs { PLAIN, STRONG, FLAT, REPEATED, MIXED, SPIKE_CHANNEL, SPIKE_TOKEN, EIGHTY };
+static const char *inputs_name[] = {"random",           "gates to -112", "g = 0",
+                                    "keys all equal",   "g 0 or -1000",  "a channel at 1e-12",
+                                    "a token at 1e-30", "g = -80"};
 
 struct Case {
   int B, T, H, HV, K, V;
@@ -74,11 +78,15 @@ struct Case {
   float beta_scale;
   Inputs inputs;
   bool documents, packed;
+  bool erase_mean = false, write_mean = false;
+  float lower_bound = 0;
 };
 
-static int a_width(const Case &c) { return c.gate == GATE_CHANNEL ? c.H * c.K : c.HV; }
+static bool channel_form(const Case &c) { return c.gate == GATE_CHANNEL || c.erase == ERASE_CHANNEL; }
+static int gate_heads(const Case &c) { return c.erase == ERASE_CHANNEL ? c.H : c.HV; }
+static int a_width(const Case &c) { return c.gate == GATE_CHANNEL ? gate_heads(c) * c.K : c.HV; }
 static int beta_width(const Case &c) { return c.erase == ERASE_CHANNEL ? c.H * c.K : c.HV; }
-static int bias_width(const Case &c) { return c.gate == GATE_CHANNEL ? c.H * c.K : c.HV; }
+static int bias_width(const Case &c) { return a_width(c); }
 
 struct Host {  // one case; all values already bf16 where the kernel reads bf16
   Floats q, k, v, a, beta, w, A_log, dt_bias, dO;
@@ -109,17 +117,28 @@ static Host make_inputs(const Case &c, uint64_t seed) {
   h.v.resize(BT * c.HV * c.V), h.dO.resize(BT * c.HV * c.V);
   for (auto &x : h.v) x = bf((float)r.normal());
   for (auto &x : h.dO) x = bf((float)r.normal());
-  h.a.resize(BT * a_width(c)), h.beta.resize(BT * beta_width(c)), h.A_log.resize(c.HV), h.dt_bias.resize(bias_width(c));
+  h.a.resize(BT * a_width(c)), h.beta.resize(BT * beta_width(c)), h.A_log.resize(gate_heads(c)),
+      h.dt_bias.resize(bias_width(c));
   for (auto &x : h.A_log) x = (float)log(1 + 15 * r.uniform());
   for (auto &x : h.dt_bias) x = (float)(-4 + 2 * r.uniform());
   if (c.inputs == STRONG || c.inputs == MIXED)
     std::fill(h.A_log.begin(), h.A_log.end(), (float)log(16.0)), std::fill(h.dt_bias.begin(), h.dt_bias.end(), 0.0f);
-  if (c.inputs == FLAT)
-    for (int i = 0; i < c.HV; i++) h.A_log[i] = -60.0f;
+  if (c.inputs == FLAT) std::fill(h.A_log.begin(), h.A_log.end(), -60.0f);
+  const bool spikes = c.inputs == SPIKE_CHANNEL || c.inputs == SPIKE_TOKEN || c.inputs == EIGHTY;
+  if (spikes) std::fill(h.A_log.begin(), h.A_log.end(), 0.0f), std::fill(h.dt_bias.begin(), h.dt_bias.end(), 0.0f);
+  if (c.lower_bound != 0)  // the logit of a bounded gate is exp(A_log) x
+    for (size_t i = 0; i < h.A_log.size(); i++) h.A_log[i] = (float)r.normal() * 0.5f;
   for (size_t i = 0; i < h.a.size(); i++) {
     double x = r.normal(), u = r.uniform();
     if (c.inputs == STRONG) x = u < 0.2 ? 7 * r.uniform() : -6 + r.normal();
     if (c.inputs == MIXED) x = u < 0.5 ? 62.5 : -200;  // 16 * 62.5 = 1000
+    if (spikes) {  // g = -softplus(x): 0.99 is x = -4.6, 1e-12 x = 27.6, 1e-30 x = 69
+      const size_t width = (size_t)a_width(c), t = i / width % (size_t)c.T;
+      x = -4.6;
+      if (c.inputs == SPIKE_CHANNEL && i % (size_t)c.K == 5) x = 27.6;
+      if (c.inputs == SPIKE_TOKEN && t % 64 == 29) x = 69;
+      if (c.inputs == EIGHTY) x = 80;
+    }
     h.a[i] = bf((float)x);
   }
   for (size_t i = 0; i < h.beta.size(); i++) {
@@ -157,7 +176,7 @@ struct Result {
     o.assign(BT * c.HV * c.V, 0), dv = o, dq.assign(BT * c.H * c.K, 0), dk = dq;
     da.assign(BT * a_width(c), 0), da_terms = da, dbeta.assign(BT * beta_width(c), 0),
                                    dw.assign(c.erase == ERASE_CHANNEL ? dv.size() : 0, 0);
-    dA.assign(c.HV, 0), dA_terms = dA, ddt.assign(bias_width(c), 0), ddt_terms = ddt;
+    dA.assign(gate_heads(c), 0), dA_terms = dA, ddt.assign(bias_width(c), 0), ddt_terms = ddt;
   }
 };
 
@@ -167,46 +186,66 @@ static double sigmoid64(double x) { return 1 / (1 + exp(-x)); }
 struct HeadShares {  // of one (b, hv): dq, dk before the sum over the group; the gate's parameters before the sum over
                      // b
   Doubles dq, dk, ddt, ddt_terms;  // ddt: one number, or one a channel
+  Doubles da, da_terms, dbeta;     // value heads may share these too
   double dA, dA_terms;
 };
 
 // From the gradients of the gate (per token, or token and channel), of b (k o de) and of z's gate (v o dX) to the
 // logits. Scalar gates: db holds the whole sum per token.
+static double log_decay64(const Case &c, double A_log, double x) {
+  return c.lower_bound != 0 ? c.lower_bound * sigmoid64(exp(A_log) * x) : -exp(A_log) * softplus64(x);
+}
+
 static void logits_backward(const Case &c, const Host &h, int b, int hv, const Doubles &dg, const Doubles &db,
                             const Doubles &dwv, const Doubles &terms, Result *r, HeadShares *s) {
   const int channels = c.gate == GATE_CHANNEL ? c.K : 1, erases = c.erase == ERASE_CHANNEL ? c.K : 1;
+  const int kh = hv / (c.HV / c.H), gh = c.erase == ERASE_CHANNEL ? kh : hv;  // of the decay, and of beta
   s->dA = s->dA_terms = 0, s->ddt.assign(channels, 0.0), s->ddt_terms = s->ddt;
+  s->da.assign((size_t)c.T * channels, 0.0), s->da_terms = s->da, s->dbeta.assign((size_t)c.T * erases, 0.0);
   for (int t = 0; t < c.T; t++) {
     if (c.gate != GATE_NONE)
       for (int d = 0; d < channels; d++) {
-        size_t i = ((size_t)b * c.T + t) * a_width(c) + (size_t)hv * channels + d, at = (size_t)t * channels + d;
-        double x = (double)h.a[i] + h.dt_bias[(size_t)hv * channels + d], A = exp((double)h.A_log[hv]),
-               g = -A * softplus64(x);
+        size_t i = ((size_t)b * c.T + t) * a_width(c) + (size_t)gh * channels + d, at = (size_t)t * channels + d;
+        double A_log = h.A_log[gh], x = (double)h.a[i] + h.dt_bias[(size_t)gh * channels + d], A = exp(A_log),
+               g = log_decay64(c, A_log, x);
         bool floor = g * 1.4426950408889634 < -126;
-        double slope = floor ? 0 : -A * sigmoid64(x);
+        double slope = floor ? 0 : -A * sigmoid64(x), by_A = g;  // dg / dx and dg / dA_log
+        if (c.lower_bound != 0) slope = c.lower_bound * A * sigmoid64(A * x) * sigmoid64(-A * x), by_A = slope * x;
         double da = dg[at] * slope + (c.erase == ERASE_NONE ? db[t] * sigmoid64(x) : 0);
-        r->da[i] = da, r->da_terms[i] = terms[at] * slope;
-        s->dA += floor ? 0 : dg[at] * g, s->ddt[d] += da;
-        s->dA_terms += floor ? 0 : pow(terms[at] * g, 2), s->ddt_terms[d] += pow(terms[at] * slope, 2);
+        s->da[at] = da, s->da_terms[at] = terms[at] * slope;
+        s->dA += floor ? 0 : dg[at] * by_A, s->ddt[d] += da;
+        s->dA_terms += floor ? 0 : pow(terms[at] * by_A, 2), s->ddt_terms[d] += pow(terms[at] * slope, 2);
       }
+    double mean = 0;
+    for (int d = 0; d < erases; d++) mean += db.empty() ? 0 : db[(size_t)t * erases + d] / erases;
     if (c.erase != ERASE_NONE)
       for (int d = 0; d < erases; d++) {
-        size_t i = ((size_t)b * c.T + t) * beta_width(c) + (size_t)hv * erases + d;
+        size_t i = ((size_t)b * c.T + t) * beta_width(c) + (size_t)gh * erases + d;
         double sg = sigmoid64(h.beta[i]);
-        r->dbeta[i] = db[(size_t)t * erases + d] * c.beta_scale * sg * (1 - sg);
+        s->dbeta[(size_t)t * erases + d] =
+            (c.erase_mean ? mean : db[(size_t)t * erases + d]) * c.beta_scale * sg * (1 - sg);
       }
+    mean = 0;
+    for (int j = 0; j < c.V && c.write_mean; j++) mean += dwv[(size_t)t * c.V + j] / c.V;
     if (c.erase == ERASE_CHANNEL)
       for (int j = 0; j < c.V; j++) {
         size_t i = (((size_t)b * c.T + t) * c.HV + hv) * c.V + j;
         double sg = sigmoid64(h.w[i]);
-        r->dw[i] = dwv[(size_t)t * c.V + j] * sg * (1 - sg);
+        r->dw[i] = (c.write_mean ? mean : dwv[(size_t)t * c.V + j]) * sg * (1 - sg);
       }
   }
+}
+
+static double mean_gate(const float *logits, int n) {
+  double sum = 0;
+  for (int i = 0; i < n; i++) sum += sigmoid64(logits[i]);
+  return sum / n;
 }
 
 // The recurrence and its back-propagation through time.
 static void reference_head(const Case &c, const Host &h, int b, int hv, Result *r, HeadShares *share) {
   const int K = c.K, V = c.V, T = c.T, kh = hv / (c.HV / c.H), channels = c.gate == GATE_CHANNEL ? K : 1;
+  const int gh = c.erase == ERASE_CHANNEL ? kh : hv;
   const double scale = c.erase == ERASE_NONE ? 1 : 1 / sqrt((double)K);
   auto Q = [&](int t) { return &h.q[(((size_t)b * T + t) * c.H + kh) * K]; };
   auto Kk = [&](int t) { return &h.k[(((size_t)b * T + t) * c.H + kh) * K]; };
@@ -218,17 +257,20 @@ static void reference_head(const Case &c, const Host &h, int b, int hv, Result *
     for (int d = 0; d < K; d++) {
       int gate = d % channels;
       if (c.gate != GATE_NONE && d < channels)
-        x = (double)h.a[((size_t)b * T + t) * a_width(c) + hv * channels + gate] + h.dt_bias[hv * channels + gate];
+        x = (double)h.a[((size_t)b * T + t) * a_width(c) + gh * channels + gate] + h.dt_bias[gh * channels + gate];
       double &a = al[(size_t)t * K + d];
-      a = c.gate != GATE_NONE ? exp(-exp((double)h.A_log[hv]) * softplus64(x)) : 1;
+      a = c.gate != GATE_NONE ? exp(log_decay64(c, h.A_log[gh], x)) : 1;
       if (c.documents && h.doc[(size_t)b * T + t] == t) a = 0;  // a document starts: the state before it is gone
-      size_t i = ((size_t)b * T + t) * beta_width(c) + (c.erase == ERASE_CHANNEL ? hv * K + d : hv);
+      size_t i = ((size_t)b * T + t) * beta_width(c) + (c.erase == ERASE_CHANNEL ? kh * K + d : hv);
       be[(size_t)t * K + d] = c.erase == ERASE_NONE ? 0 : c.beta_scale * sigmoid64(h.beta[i]);
+      if (c.erase_mean) be[(size_t)t * K + d] = d ? be[(size_t)t * K] : c.beta_scale * mean_gate(&h.beta[i], K);
     }
+    const double write = c.write_mean ? mean_gate(&h.w[row(t)], V) : 0;
     for (int j = 0; j < V; j++)
-      we[(size_t)t * V + j] = c.erase == ERASE_CHANNEL ? sigmoid64(h.w[row(t) + j])
-                              : c.erase == ERASE_NONE  ? softplus64(x)
-                                                       : be[(size_t)t * K];
+      we[(size_t)t * V + j] = c.write_mean               ? write
+                              : c.erase == ERASE_CHANNEL ? sigmoid64(h.w[row(t) + j])
+                              : c.erase == ERASE_NONE    ? softplus64(x)
+                                                         : be[(size_t)t * K];
     double *ut = &u[(size_t)t * V];
     for (int j = 0; j < V; j++) ut[j] = we[(size_t)t * V + j] * h.v[row(t) + j];
     for (int d = 0; d < K; d++) {
@@ -483,7 +525,8 @@ static void emulate_head(const Case &c, const Host &h, int b, int hv, Result *r,
 
 // The same for a decay per key channel: operands Q+, K-, E+ and the anchored blocks below the diagonal in bf16.
 static void emulate_channel_head(const Case &c, const Host &h, int b, int hv, Result *r, HeadShares *share) {
-  const int K = c.K, V = c.V, T = c.T, NT = (T + 63) / 64;
+  const int K = c.K, V = c.V, T = c.T, NT = (T + 63) / 64, kh = hv / (c.HV / c.H);
+  const int gh = c.erase == ERASE_CHANNEL ? kh : hv;
   const float scale = (float)(1 / sqrt((double)K));
   const bool two = c.erase == ERASE_CHANNEL;
   struct Chunk {
@@ -505,23 +548,27 @@ static void emulate_channel_head(const Case &c, const Host &h, int b, int hv, Re
       if (i == 0) start0 = start;
       x.doc[i] = std::max(start, 0);
       for (int d = 0; d < K; d++) {
-        size_t at = ((size_t)b * T + tc) * c.H * K + hv * K + d;
-        float a = t < T ? std::max((float)(-exp((double)h.A_log[hv]) *
-                                           softplus64((double)h.a[at] + h.dt_bias[hv * K + d]) * 1.4426950408889634),
-                                   -126.0f)
-                        : 0;
+        size_t token = (size_t)b * T + tc, at = (token * c.H + kh) * K + d;
+        float a = 0;
+        if (t < T && c.gate != GATE_NONE) {
+          double x = (double)h.a[token * a_width(c) + gh * K + d] + h.dt_bias[gh * K + d];
+          a = std::max((float)(log_decay64(c, h.A_log[gh], x) * 1.4426950408889634), -126.0f);
+        }
         x.G[i * K + d] = a + (i && x.doc[i] == x.doc[i - 1] ? x.G[(i - 1) * K + d] : 0);
         if (t >= T) continue;
         x.q[i * K + d] = h.q[at], x.k[i * K + d] = h.k[at];
-        x.gate[i * K + d] = c.beta_scale * (float)sigmoid64(h.beta[two ? at : ((size_t)b * T + t) * c.HV + hv]);
+        x.gate[i * K + d] = c.beta_scale * (float)(c.erase_mean ? mean_gate(&h.beta[at - d], K)
+                                                                : sigmoid64(h.beta[two ? at : token * c.HV + hv]));
         x.e[i * K + d] = bf(x.gate[i * K + d] * h.k[at]);
       }
-      if (t < T)
+      if (t < T) {
+        const size_t at = (((size_t)b * T + t) * c.HV + hv) * V;
+        const float write = c.write_mean ? (float)mean_gate(&h.w[at], V) : 0;
         for (int j = 0; j < V; j++) {
-          size_t at = (((size_t)b * T + t) * c.HV + hv) * V + j;
-          x.v[i * V + j] = h.v[at], x.dO[i * V + j] = h.dO[at];
-          x.w[i * V + j] = two ? (float)sigmoid64(h.w[at]) : x.gate[i * K];
+          x.v[i * V + j] = h.v[at + j], x.dO[i * V + j] = h.dO[at + j];
+          x.w[i * V + j] = c.write_mean ? write : two ? (float)sigmoid64(h.w[at + j]) : x.gate[i * K];
         }
+      }
     }
     x.carried = n > 0 && start0 < 0;
     x.decay.resize(K);
@@ -679,9 +726,9 @@ static void run_heads(const Case &c, const Host &h, Result *r, bool emulate) {
   for (int w = 0; w < workers; w++)
     pool.emplace_back([&, w] {
       for (int i = w; i < c.B * c.HV; i += workers)
-        (!emulate                 ? reference_head
-         : c.gate == GATE_CHANNEL ? emulate_channel_head
-                                  : emulate_head)(c, h, i / c.HV, i % c.HV, r, &shares[i]);
+        (!emulate          ? reference_head
+         : channel_form(c) ? emulate_channel_head
+                           : emulate_head)(c, h, i / c.HV, i % c.HV, r, &shares[i]);
     });
   for (auto &t : pool) t.join();
   int group = c.HV / c.H;
@@ -693,9 +740,18 @@ static void run_heads(const Case &c, const Host &h, Result *r, bool emulate) {
           size_t at = (((size_t)b * c.T + t) * c.H + hv / group) * c.K + d;
           r->dq[at] += s.dq[(size_t)t * c.K + d], r->dk[at] += s.dk[(size_t)t * c.K + d];
         }
-      r->dA[hv] += s.dA, r->dA_terms[hv] += s.dA_terms;
-      for (size_t i = 0; i < s.ddt.size(); i++)
-        r->ddt[hv * s.ddt.size() + i] += s.ddt[i], r->ddt_terms[hv * s.ddt.size() + i] += s.ddt_terms[i];
+      const int gh = c.erase == ERASE_CHANNEL ? hv / group : hv;
+      const size_t na = s.ddt.size(), nb = s.dbeta.size() / c.T;
+      for (int t = 0; t < c.T; t++) {
+        const size_t token = (size_t)b * c.T + t;
+        for (size_t i = 0; i < na; i++) {
+          const size_t at = token * a_width(c) + gh * na + i;
+          r->da[at] += s.da[t * na + i], r->da_terms[at] += s.da_terms[t * na + i];
+        }
+        for (size_t i = 0; i < nb; i++) r->dbeta[token * beta_width(c) + gh * nb + i] += s.dbeta[t * nb + i];
+      }
+      r->dA[gh] += s.dA, r->dA_terms[gh] += s.dA_terms;
+      for (size_t i = 0; i < na; i++) r->ddt[gh * na + i] += s.ddt[i], r->ddt_terms[gh * na + i] += s.ddt_terms[i];
     }
   for (auto &x : r->dA_terms) x = sqrt(x);
   for (auto &x : r->ddt_terms) x = sqrt(x);
@@ -752,7 +808,8 @@ static Doubles get_rows(const std::vector<uint16_t> &all, size_t count, int64_t 
 }
 
 static DeltaRuleShape shape_of(const Case &c) {
-  DeltaRuleShape s = {c.B, c.T, c.H, c.HV, c.K, c.V, c.gate, c.erase, 0, c.beta_scale, 0, 0};
+  DeltaRuleShape s = {c.B, c.T,          c.H, c.HV, c.K,           c.V,          c.gate,      c.erase,
+                      0,   c.beta_scale, 0,   0,    c.lower_bound, c.erase_mean, c.write_mean};
   s.scale = c.erase == ERASE_NONE ? 1.0f : (float)(1 / sqrt((double)c.K));
   return s;
 }
@@ -777,7 +834,7 @@ static void run_kernels(const Case &c, const Host &h, Result *r, std::vector<uin
       dv(c.packed ? 1 : BT * nv), da(c.packed ? 1 : BT * na), dbeta(c.packed ? 1 : BT * nb),
       dw(c.packed || h.w.empty() ? 1 : BT * nv);
   Device<uint16_t> o(BT * nv), d_o(BT * nv);
-  Device<float> A_log(c.HV), dt_bias(bias_width(c)), dA(c.HV), ddt(bias_width(c));
+  Device<float> A_log(gate_heads(c)), dt_bias(bias_width(c)), dA(gate_heads(c)), ddt(bias_width(c));
   Device<int32_t> doc(BT);
   Device<unsigned char> saved(delta_rule_saved_bytes(&s)), scratch(delta_rule_scratch_bytes(&s));
   auto *x = (bf16_t *)in.p, *dx = (bf16_t *)din.p;
@@ -822,7 +879,7 @@ static void run_kernels(const Case &c, const Host &h, Result *r, std::vector<uin
   A_log.put(h.A_log), dt_bias.put(h.dt_bias);
   if (c.documents) doc.put(h.doc);
   I.A_log = A_log.p, I.dt_bias = dt_bias.p, I.doc_start = c.documents ? doc.p : NULL;
-  Floats before(c.HV, 0.5f);  // gradients are added to
+  Floats before(gate_heads(c), 0.5f);  // gradients are added to
   dA.put(before), ddt.put(Floats(bias_width(c), 0.5f));
   D.dA_log = dA.p, D.ddt_bias = ddt.p;
   Error e = {};
@@ -840,7 +897,7 @@ static void run_kernels(const Case &c, const Host &h, Result *r, std::vector<uin
     r->dbeta = get_rows(c.packed ? all : dbeta.get(), BT * nb, nb, c.packed ? width : nb, c.packed ? at_b : 0);
   if (c.erase == ERASE_CHANNEL) r->dw = get_rows(c.packed ? all : dw.get(), BT * nv, nv, sv, c.packed ? at_w : 0);
   Floats gA = dA.get(), gd = ddt.get();
-  for (int i = 0; i < c.HV; i++) r->dA[i] = gA[i] - 0.5;
+  for (int i = 0; i < gate_heads(c); i++) r->dA[i] = gA[i] - 0.5;
   for (int i = 0; i < bias_width(c); i++) r->ddt[i] = gd[i] - 0.5;
   if (bits) {
     bits->clear();
@@ -875,6 +932,7 @@ static bool compare(const char *name, const Doubles &gpu, const Doubles &emu, co
   double limit = 2 * m + (scale + (terms ? norm(*terms) : 0)) / 512 + absolute * sqrt((double)ref.size());
   bool ok = std::isfinite(e) && e <= limit;  // a NaN or an infinity makes the distance one too
   double unit = scale > 0 ? scale : 1;
+  if (terms && norm(*terms) > 1e6 * unit) unit = norm(*terms);  // what is left over of far larger terms
   printf(" %s %.2f/%.2f%s", name, 100 * e / unit, 100 * m / unit, ok ? "" : "<-FAIL");
   return ok;
 }
@@ -890,12 +948,13 @@ static void check_case(const Case &c, int key_part, int value_slice) {
     gpu = emu;
   else
     run_kernels(c, h, &gpu, &bits, key_part, value_slice);
-  printf("B%d T%d H%d/%d K%d V%d %s%s c%.0f %s%s%s%s%s:", c.B, c.T, c.H, c.HV, c.K, c.V,
+  printf("B%d T%d H%d/%d K%d V%d %s%s%s%s%s c%.0f %s%s%s%s%s:", c.B, c.T, c.H, c.HV, c.K, c.V,
          c.gate == GATE_NONE ? "no gate " : "",
          c.erase == ERASE_NONE      ? "ssd"
          : c.erase == ERASE_CHANNEL ? "gdn2"
          : c.gate == GATE_CHANNEL   ? "kda"
                                     : "delta",
+         c.erase_mean ? " erase mean" : "", c.write_mean ? " write mean" : "", c.lower_bound != 0 ? " bounded" : "",
          c.beta_scale, inputs_name[c.inputs], c.documents ? ", documents" : "", c.packed ? ", packed" : "",
          key_part == 64 ? ", part 64" : "", value_slice == 64 ? ", slice 64" : "");
   bool ok = compare("o", gpu.o, emu.o, ref.o, NULL, 1e-6);
@@ -941,6 +1000,65 @@ static void check_documents() {
   ok ? passed++ : failed++;
 }
 
+// Per channel: what lies in the future changes no bit of an output.
+static void check_future(const char *what, Case c) {
+  Host h = make_inputs(c, 9);
+  Result x, y;
+  run_kernels(c, h, &x, NULL, 0, 0);
+  const int from = 100, na = a_width(c), nb = beta_width(c), nv = c.HV * c.V;
+  for (int t = from; t < c.T; t++) {
+    for (int i = 0; i < na; i++) h.a[(size_t)t * na + i] = bf(2 - h.a[(size_t)t * na + i]);
+    for (int i = 0; i < nb; i++) h.beta[(size_t)t * nb + i] = bf(1 - h.beta[(size_t)t * nb + i]);
+    for (int i = 0; i < nv && !h.w.empty(); i++) h.w[(size_t)t * nv + i] = bf(1 - h.w[(size_t)t * nv + i]);
+  }
+  run_kernels(c, h, &y, NULL, 0, 0);
+  size_t same = 0, changed = 0;
+  for (size_t i = 0; i < x.o.size(); i++) {
+    const bool equal = x.o[i] == y.o[i];
+    (int)(i / nv) < from ? same += equal : changed += !equal;
+  }
+  const bool ok = same == (size_t)from * nv && changed > 0;
+  printf("future gates, %s: %zu of %d earlier outputs keep their bits%s\n", what, same, from * nv, ok ? "" : " <-FAIL");
+  ok ? passed++ : failed++;
+}
+
+// Gated DeltaNet-2 with b = w = beta is KDA: the same arithmetic on the same numbers, so the same up to one bf16
+// rounding of what is summed in another order; it tells where not a single bit differs. dbeta is then the sum of db and
+// dw.
+static void check_equal_gates(bool means) {
+  Case kda = {2, 200, 2, 2, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, true, false}, two = kda;
+  two.erase = ERASE_CHANNEL, two.erase_mean = two.write_mean = means;
+  Host h = make_inputs(kda, 11), h2 = h;
+  const size_t BT = (size_t)kda.B * kda.T;
+  h2.beta.resize(BT * 2 * 128), h2.w.resize(BT * 2 * 128);
+  for (size_t i = 0; i < BT * 2 * 128; i++) h2.beta[i] = h2.w[i] = h.beta[i / 128];
+  Result x, y;
+  run_kernels(kda, h, &x, NULL, 0, 0), run_kernels(two, h2, &y, NULL, 0, 0);
+  Doubles db(BT * 2, 0.0);
+  for (size_t i = 0; i < BT * 2 * 128; i++) db[i / 128] += y.dbeta[i] + y.dw[i];
+  const struct {
+    const char *name;
+    const Doubles *x, *y;
+  } pairs[] = {{"o", &x.o, &y.o},    {"dq", &x.dq, &y.dq}, {"dk", &x.dk, &y.dk},    {"dv", &x.dv, &y.dv},
+               {"da", &x.da, &y.da}, {"dA", &x.dA, &y.dA}, {"ddt", &x.ddt, &y.ddt}, {"dbeta", &x.dbeta, &db}};
+  bool ok = true;
+  printf("b = w = beta against KDA%s:", means ? " (means)" : "");
+  for (auto &p : pairs) {
+    size_t differ = 0;
+    for (size_t i = 0; i < p.x->size(); i++) differ += (*p.x)[i] != (*p.y)[i];
+    // dbeta: sums of 256 rounded numbers that mostly cancel
+    const double e = distance(*p.x, *p.y), limit = (p.x == &x.dbeta ? 8.0 : 1.0) / 512 * norm(*p.x);
+    const bool near = std::isfinite(e) && e <= limit && norm(*p.x) > 0;
+    ok &= near;
+    if (differ)
+      printf(" %s off by %.1e%s", p.name, e / norm(*p.x), near ? "" : "<-FAIL");
+    else
+      printf(" %s same bits", p.name);
+  }
+  printf("\n");
+  ok ? passed++ : failed++;
+}
+
 static void refuse(const char *what, Case c) {
   DeltaRuleShape s = shape_of(c);
   Error e = {};
@@ -977,9 +1095,57 @@ static void check_channel() {
   check_case({1, 200, 1, 1, 128, 256, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, false, false}, 64, 64);
 }
 
+// What the general form of the channel kernels adds: value heads that share a key head, means of gates, the bounded
+// gate, no decay; and gates at their ends in all forms.
+static void check_general() {
+  const int lengths[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 129, 289};
+  auto form = [](Case c, bool erase_mean, bool write_mean, float lower_bound) {
+    c.erase_mean = erase_mean, c.write_mean = write_mean, c.lower_bound = lower_bound;
+    return c;
+  };
+  for (int T : lengths) {
+    const bool docs = T > 64, pack = T % 2 == 0;
+    check_case({2, T, 1, 2, 64, 64, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, docs, pack}, 0, 0);
+    check_case({1, T, 2, 4, 64, 64, GATE_CHANNEL, ERASE_CHANNEL, 2, PLAIN, docs, !pack}, 0, 0);
+    check_case(form({1, T, 2, 2, 64, 64, GATE_CHANNEL, ERASE_CHANNEL, 2, PLAIN, !docs, pack}, true, false, 0), 0, 0);
+    check_case(form({1, T, 2, 2, 64, 64, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, docs, pack}, false, true, 0), 0, 0);
+    check_case(form({1, T, 2, 2, 64, 64, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, docs, !pack}, true, true, 0), 0, 0);
+    check_case(form({1, T, 2, 2, 64, 64, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, docs, !pack}, false, false, -5), 0, 0);
+  }
+  check_case({1, 200, 2, 6, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 2, PLAIN, true, true}, 0, 0);
+  check_case({2, 150, 2, 6, 128, 192, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, true, true}, 0, 0);
+  check_case(form({1, 150, 1, 3, 128, 128, GATE_CHANNEL, ERASE_CHANNEL, 2, PLAIN, false, true}, true, true, 0), 0, 0);
+  check_case(form({1, 150, 1, 2, 128, 128, GATE_CHANNEL, ERASE_CHANNEL, 2, PLAIN, true, true}, true, false, 0), 64, 64);
+  check_case(form({1, 150, 1, 2, 128, 256, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, true, false}, false, true, 0), 64,
+             64);
+  check_case(form({1, 150, 1, 2, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, true, true}, false, false, -0.5f), 0,
+             0);
+  check_case({2, 150, 1, 2, 128, 128, GATE_NONE, ERASE_CHANNEL, 1, PLAIN, true, true}, 0, 0);
+  check_case(form({1, 150, 2, 2, 64, 64, GATE_NONE, ERASE_CHANNEL, 1, PLAIN, false, false}, true, true, 0), 0, 0);
+  for (Inputs x : {STRONG, FLAT, REPEATED, MIXED, SPIKE_CHANNEL, SPIKE_TOKEN, EIGHTY}) {
+    const float beta = x == REPEATED ? 1.0f : 2.0f;
+    check_case({1, 200, 1, 2, 64, 64, GATE_CHANNEL, ERASE_CHANNEL, beta, x, false, false}, 0, 0);
+    check_case({1, 130, 1, 2, 128, 64, GATE_CHANNEL, ERASE_SCALAR, beta, x, true, false}, 0, 0);
+    if (x < SPIKE_CHANNEL) continue;
+    check_case({1, 200, 2, 2, 128, 128, GATE_CHANNEL, ERASE_CHANNEL, beta, x, false, false}, 0, 0);
+    check_case({1, 200, 2, 2, 64, 64, GATE_CHANNEL, ERASE_SCALAR, beta, x, false, false}, 0, 0);
+    check_case({1, 200, 2, 2, 128, 128, GATE_SCALAR, ERASE_SCALAR, beta, x, false, false}, 0, 0);
+  }
+  if (!emulate_only) {
+    check_equal_gates(false), check_equal_gates(true);
+    check_future("KDA", {1, 200, 2, 2, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, false, false});
+    check_future("GDN-2", {1, 200, 2, 2, 128, 128, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, false, false});
+    check_future("KDA grouped, bounded",
+                 form({1, 200, 1, 2, 64, 64, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, false, false}, false, false, -5));
+    check_future("GDN-2 grouped, means",
+                 form({1, 200, 1, 2, 64, 64, GATE_CHANNEL, ERASE_CHANNEL, 1, PLAIN, false, false}, true, true, 0));
+  }
+}
+
 static void check_all() {
   check_small();
   check_channel();
+  check_general();
   const int lengths[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 129, 289};
   for (int T : lengths) check_case({2, T, 2, 2, 64, 64, GATE_SCALAR, ERASE_SCALAR, 1, PLAIN, false, T % 2 == 0}, 0, 0);
   for (int T : lengths)
@@ -1006,7 +1172,10 @@ static void check_all() {
   refuse("K 96", {1, 8, 1, 1, 96, 192, GATE_SCALAR, ERASE_SCALAR, 1, PLAIN, false, false});
   refuse("V 200", {1, 8, 1, 1, 64, 200, GATE_SCALAR, ERASE_SCALAR, 1, PLAIN, false, false});
   refuse("V 576", {1, 8, 1, 1, 64, 576, GATE_SCALAR, ERASE_SCALAR, 1, PLAIN, false, false});
-  refuse("channel gate with grouped heads", {1, 8, 1, 2, 64, 64, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, false, false});
+  refuse("erase gate per channel, one decay", {1, 8, 1, 1, 64, 64, GATE_SCALAR, ERASE_CHANNEL, 1, PLAIN, false, false});
+  Case c = {1, 8, 1, 1, 64, 64, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, false, false};
+  c.erase_mean = true, refuse("a mean of one gate", c);
+  c.erase_mean = false, c.lower_bound = -6, refuse("lower bound -6", c);
   refuse("channel gate with K 256", {1, 8, 1, 1, 256, 64, GATE_CHANNEL, ERASE_SCALAR, 1, PLAIN, false, false});
   refuse("T 0", {1, 0, 1, 1, 64, 64, GATE_SCALAR, ERASE_SCALAR, 1, PLAIN, false, false});
 }
@@ -1044,8 +1213,9 @@ static double median_ms(int repeats, void *flush, size_t flush_bytes, const std:
 
 static void bench(int B, int T, int H, int HV, int K, int V, DeltaRuleGate gate, DeltaRuleErase erase,
                   double fla_forward, double fla_both) {
-  DeltaRuleShape s = {B, T, H, HV, K, V, gate, erase, (float)(1 / sqrt((double)K)), 1.0f, 0, 0};
-  size_t BT = (size_t)B * T, nq = BT * H * K, nv = BT * HV * V, na = BT * (gate == GATE_CHANNEL ? H * K : HV),
+  DeltaRuleShape s = {B, T, H, HV, K, V, gate, erase, (float)(1 / sqrt((double)K)), 1.0f, 0, 0, 0, false, false};
+  const int decays = erase == ERASE_CHANNEL ? H : HV;
+  size_t BT = (size_t)B * T, nq = BT * H * K, nv = BT * HV * V, na = BT * (gate == GATE_CHANNEL ? decays * K : HV),
          nb = BT * (erase == ERASE_CHANNEL ? H * K : HV), nw = erase == ERASE_CHANNEL ? nv : 1, nbias = na / BT,
          flush_bytes = (size_t)256 << 20;
   Device<bf16_t> q(nq), k(nq), v(nv), a(na), beta(nb), w(nw), o(nv), d_o(nv), dq(nq), dk(nq), dv(nv), da(na), dbeta(nb),
@@ -1136,8 +1306,8 @@ static void bench(int B, int T, int H, int HV, int K, int V, DeltaRuleGate gate,
 int main(int argc, char **argv) {
   program_name = "delta_rule lab";
   std::string mode = argc > 1 ? argv[1] : "check";
-  if (argc > 2 || (mode != "check" && mode != "small" && mode != "bench" && mode != "emulate"))
-    fail(EXIT_USAGE, "unknown arguments; use: lab check | small | emulate | bench");
+  if (argc > 2 || (mode != "check" && mode != "small" && mode != "general" && mode != "bench" && mode != "emulate"))
+    fail(EXIT_USAGE, "unknown arguments; use: lab check | small | general | emulate | bench");
   int devices = 0;
   emulate_only = mode == "emulate";
   if (!emulate_only && (cudaGetDeviceCount(&devices) != cudaSuccess || !devices))
@@ -1149,9 +1319,11 @@ int main(int argc, char **argv) {
     bench(8, 4096, 16, 16, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 1.95, 9.80);
     bench(8, 4096, 16, 16, 128, 128, GATE_CHANNEL, ERASE_CHANNEL, 0, 0);
     bench(8, 4096, 1, 64, 128, 64, GATE_SCALAR, ERASE_NONE, 0, 0);
+    bench(8, 4096, 8, 16, 128, 128, GATE_CHANNEL, ERASE_SCALAR, 0, 0);
+    bench(8, 4096, 8, 16, 128, 128, GATE_CHANNEL, ERASE_CHANNEL, 0, 0);
     return 0;
   }
-  mode == "small" ? check_small() : check_all();
+  mode == "small" ? check_small() : mode == "general" ? check_general() : check_all();
   printf("%d passed, %d failed, 0 skipped\n", passed, failed);
   return failed ? 1 : 0;
 }

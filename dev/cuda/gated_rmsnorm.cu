@@ -6,14 +6,15 @@ static const double EPS = 1e-5;
 
 static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-static void test_heads(int64_t N, int H, int V, GateActivation act, bool with_bias) {
+static void test_heads(int64_t N, int H, int V, GateActivation act, bool with_bias, bool norm = true) {
   char tag[96];
-  snprintf(tag, sizeof tag, "gated_rmsnorm N=%lld H=%d V=%d act=%d bias=%d ", (long long)N, H, V, act, with_bias);
+  snprintf(tag, sizeof tag, "gated_rmsnorm N=%lld H=%d V=%d act=%d bias=%d norm=%d ", (long long)N, H, V, act,
+           with_bias, norm);
   std::string name = tag;
   int W = H * V;
   int64_t so = W + 8, sg = 2 * W + 16, first = W + 8, sy = W + 16, sd = W + 24;  // all strides differ
   Values o = random_bf16(N * W, 1), z = random_bf16(N * W, 2), dy = random_bf16(N * W, 1),
-         gamma = random_values(V, 0.3, 1);
+         gamma = random_values(V, norm ? 0.3 : 0, 1);
   Values bias = random_values(W, 1), dg0 = random_values(V, 1), db0 = random_values(W, 1);
   Values y(o.size()), d_o(o.size()), dz(o.size()), dgamma = dg0, dbias = db0;
   for (int64_t u = 0; u < N * H; u++) {
@@ -26,14 +27,14 @@ static void test_heads(int64_t N, int H, int V, GateActivation act, bool with_bi
       slope[c] = act == ACT_NONE ? 0 : act == ACT_SILU ? s * (1 + x * (1 - s)) : s * (1 - s);
       sum += o[at + c] * o[at + c];
     }
-    double r = 1 / std::sqrt(sum / V + EPS);
-    for (int c = 0; c < V; c++) mean += gamma[c] * dy[at + c] * a[c] * o[at + c] * r / V;
+    double r = norm ? 1 / std::sqrt(sum / V + EPS) : 1;
+    for (int c = 0; c < V && norm; c++) mean += gamma[c] * dy[at + c] * a[c] * o[at + c] * r / V;
     for (int c = 0; c < V; c++) {
       double n = o[at + c] * r, dn = dy[at + c] * a[c];
       y[at + c] = n * gamma[c] * a[c];
       d_o[at + c] = r * (gamma[c] * dn - n * mean);
       dz[at + c] = dy[at + c] * n * gamma[c] * slope[c];
-      dgamma[c] += dn * n;
+      if (norm) dgamma[c] += dn * n;
       dbias[u % H * V + c] += dz[at + c];
     }
   }
@@ -42,14 +43,15 @@ static void test_heads(int64_t N, int H, int V, GateActivation act, bool with_bi
   Buffer<bf16> by(N * sy), bdo(N * so), bdz(N * sg);
   Buffer<float> bg(gamma), bb(bias), bdg(dg0), bdb(db0), scratch(gated_rmsnorm_backward_scratch(N, H, V));
   const bf16 *gate = act == ACT_NONE ? NULL : bz.data + first;
-  gated_rmsnorm_forward(by.data + 8, sy, bo.data, so, gate, sg, bg.data, with_bias ? bb.data : NULL, act, (float)EPS, N,
-                        H, V, 0);
+  const float *pg = norm ? bg.data : NULL;
+  gated_rmsnorm_forward(by.data + 8, sy, bo.data, so, gate, sg, pg, with_bias ? bb.data : NULL, act, (float)EPS, N, H,
+                        V, 0);
   check_bf16(name + "y", by.get(N, W, sy, 8), y);
   for (int run = 0; run < 2; run++) {
     std::vector<float> g1 = bdg.raw(), b1 = bdb.raw();
     bdo.poison(), bdz.poison(), scratch.poison(), bdg.set(dg0), bdb.set(db0);
     gated_rmsnorm_backward(bdo.data, so, bdz.data + first, sg, bdg.data, bdb.data, scratch.data, bdy.data + 8, sd,
-                           bo.data, so, gate, sg, bg.data, with_bias ? bb.data : NULL, act, (float)EPS, N, H, V, 0);
+                           bo.data, so, gate, sg, pg, with_bias ? bb.data : NULL, act, (float)EPS, N, H, V, 0);
     if (run)
       check_true(name + "same bits twice", bdg.same_bits(g1) && bdb.same_bits(b1), "gradients differ between runs");
   }
@@ -110,6 +112,8 @@ int main(int argc, char **argv) {
   test_heads(33, 5, 128, ACT_NONE, false), test_heads(33, 1, 512, ACT_NONE, false),
       test_heads(33, 9, 64, ACT_SILU, true);
   test_heads(300, 6, 512, ACT_SILU, false);
+  test_heads(300, 6, 512, ACT_SILU, false, false), test_heads(257, 3, 64, ACT_SIGMOID, true, false);
+  test_heads(17, 2, 192, ACT_NONE, false, false), test_heads(600, 1, 128, ACT_SILU, true, false);
   const int widths[] = {8, 512, 1536, 2056, 3072, 4096, 4608, 8192};
   for (int D : widths) test_gate_first(19, D);
   test_gate_first(1200, 1024);

@@ -7,17 +7,21 @@ struct Case {
   int heads, K, plain;  // normalised channels: heads * K; then `plain` others
   bool conv, bias;
   int docs;  // 0 none, 1 random starts, 2 every token or two
+  bool l1 = false;
+  int taps = 4;  // fewer: the first of the four are 0 and have no gradient
 };
 
 static void test(const Case &k) {
   char tag[128];
-  snprintf(tag, sizeof tag, "short_conv B=%lld T=%lld heads=%d K=%d plain=%d conv=%d bias=%d docs=%d ", (long long)k.B,
-           (long long)k.T, k.heads, k.K, k.plain, k.conv, k.bias, k.docs);
+  snprintf(tag, sizeof tag, "short_conv B=%lld T=%lld heads=%d K=%d plain=%d conv=%d bias=%d docs=%d l1=%d taps=%d ",
+           (long long)k.B, (long long)k.T, k.heads, k.K, k.plain, k.conv, k.bias, k.docs, k.l1, k.taps);
   std::string name = tag;
   int NC = k.heads * k.K, C = NC + k.plain;
   int64_t N = k.B * k.T, sx = C + 24, sy = C + 8, sd = C + 40;
   Values x = random_bf16(N * C, 1), dy = random_bf16(N * C, 1), w = random_values(C * 4, 0.3),
          b = random_values(C, 0.3);
+  for (int i = 0; i < C * 4; i++)
+    if (i % 4 < 4 - k.taps) w[i] = 0;
   Values dw0 = random_values(C * 4, 1), db0 = random_values(C, 1), y(x.size()), dx(x.size(), 0.0), dw = dw0, db = db0;
   std::vector<int32_t> start((size_t)N, 0);
   for (int64_t n = 0; n < N; n++) {
@@ -41,17 +45,20 @@ static void test(const Case &k) {
     }
     for (int h = 0; h < k.heads; h++) {
       double sum = 0, product = 0;
-      for (int c = h * k.K; c < (h + 1) * k.K; c++) sum += a[c] * a[c];
-      double r = 1 / std::sqrt(sum + 1e-6);
+      for (int c = h * k.K; c < (h + 1) * k.K; c++) sum += k.l1 ? std::fabs(a[c]) : a[c] * a[c];
+      double r = k.l1 ? 1 / (sum + 1e-6) : 1 / std::sqrt(sum + 1e-6);
       for (int c = h * k.K; c < (h + 1) * k.K; c++) y[n * C + c] = a[c] * r, product += a[c] * r * dc[c];
-      for (int c = h * k.K; c < (h + 1) * k.K; c++) dc[c] = r * (dc[c] - a[c] * r * product);
+      for (int c = h * k.K; c < (h + 1) * k.K; c++) {
+        double along = k.l1 ? (a[c] > 0) - (a[c] < 0) : a[c] * r;
+        dc[c] = r * (dc[c] - along * product);
+      }
     }
     for (int c = 0; c < C; c++) {
       double s = 1 / (1 + std::exp(-cc[c])), d = dc[c] * s * (1 + cc[c] * (1 - s));
       for (int j = 0; j < 4; j++)
         if (seen(j)) {
           dx[(n - 3 + j) * C + c] += (k.conv ? w[c * 4 + j] : j == 3) * d;
-          dw[c * 4 + j] += d * x[(n - 3 + j) * C + c];
+          if (j >= 4 - k.taps) dw[c * 4 + j] += d * x[(n - 3 + j) * C + c];
         }
       db[c] += d;
     }
@@ -61,21 +68,36 @@ static void test(const Case &k) {
   Buffer<int32_t> bs(N);
   CUDA_CHECK(cudaMemcpy(bs.data, start.data(), (size_t)N * 4, cudaMemcpyHostToDevice));
   const int32_t *docs = k.docs ? bs.data : NULL;
+  Values narrow, dnarrow;  // [C, taps]
+  for (int i = 0; i < C * 4; i++)
+    if (i % 4 >= 4 - k.taps) narrow.push_back(w[i]), dnarrow.push_back(dw0[i]);
+  Buffer<float> bnarrow(narrow), bdnarrow(dnarrow);
+  const bool few = k.taps < 4;
+  if (few) bw.poison(), short_conv_widen(bw.data, bnarrow.data, k.taps, C, 0);
   const float *pw = k.conv ? bw.data : NULL, *pb = k.bias ? bb.data : NULL;
-  short_conv_forward(by.data, sy, bx.data + 8, sx, pw, pb, docs, k.B, k.T, C, NC, k.K, 0);
+  short_conv_forward(by.data, sy, bx.data + 8, sx, pw, pb, docs, k.B, k.T, C, NC, k.K, 0, k.l1);
   check_bf16(name + "y", by.get(N, C, sy), y);
   for (int run = 0; run < 2; run++) {
     std::vector<float> w1 = bdw.raw(), b1 = bdb.raw();
     std::vector<bf16> x1 = bdx.raw();
-    bdx.poison(), scratch.poison(), bdw.set(dw0), bdb.set(db0);
+    bdx.poison(), scratch.poison(), bdw.set(few ? Values(C * 4, 0.0) : dw0), bdb.set(db0);
     short_conv_backward(bdx.data + 8, sx, bdw.data, bdb.data, scratch.data, bdy.data + 16, sd, bx.data + 8, sx, pw, pb,
-                        docs, k.B, k.T, C, NC, k.K, 0);
+                        docs, k.B, k.T, C, NC, k.K, 0, k.l1);
     if (run)
       check_true(name + "same bits twice", bdw.same_bits(w1) && bdb.same_bits(b1) && bdx.same_bits(x1), "runs differ");
   }
   check_bf16(name + "dx", bdx.get(N, C, sx, 8), dx);
   double limit = 4e-6;  // fp32 sums, terms good to about 1e-6 (fast sigmoid, reciprocal root)
-  check_fp32(name + "dweight", bdw.get(), k.conv ? dw : dw0, limit);
+  if (few) {
+    Values want;
+    for (int i = 0; i < C * 4; i++)
+      if (i % 4 >= 4 - k.taps) want.push_back(dw[i]);
+    short_conv_narrow(bdnarrow.data, bdw.data, k.taps, C, 0);
+    check_fp32(name + "dweight", bdnarrow.get(), want, limit);
+    check_true(name + "guards of narrow weights", bdnarrow.untouched() && bnarrow.untouched(), "written outside");
+  } else {
+    check_fp32(name + "dweight", bdw.get(), k.conv ? dw : dw0, limit);
+  }
   check_fp32(name + "dbias", bdb.get(), k.bias ? db : db0, limit);
   check_true(
       name + "guards",
@@ -92,8 +114,11 @@ int main(int argc, char **argv) {
   for (int K : keys) {
     test({3, 70, 6, K, 264, true, false, 0}), test({1, 133, 2, K, 520, true, true, 1}),
         test({2, 40, 2, K, 0, true, false, 2});
+    for (int docs = 0; docs < 3; docs++) test({2, 70, 3, K, 72, docs < 2, false, docs, true});
+    test({2, 37, 2, K, 64, true, false, 0, false, 2}), test({2, 37, 1, K, 64, true, false, 1, true, 3});
     test({2, 37, 2, K, 64, false, false, 0}), test({2, 37, 2, K, 64, false, false, 1});
   }
+  test({2, 100, 0, 64, 264, true, true, 1, false, 2}), test({2, 67, 0, 64, 72, true, true, 0, false, 3});
   test({1, 16400, 1, 64, 8, true, false, 1}), test({2, 100, 0, 64, 648, true, true, 0});
   test({2, 3, 0, 64, 8, true, true, 2});
   if (!lab_timing(argc, argv)) return lab_end();

@@ -8,6 +8,8 @@
 static int64_t shape_chunks(const DeltaRuleShape *s) {
   return ((int64_t)s->tokens + DELTA_RULE_CHUNK - 1) / DELTA_RULE_CHUNK;
 }
+// Decay, erase gate or both per key channel: the kernels of delta_rule_channel.cuh.
+static bool shape_channel(const DeltaRuleShape *s) { return s->gate == GATE_CHANNEL || s->erase == ERASE_CHANNEL; }
 static int64_t shape_units(const DeltaRuleShape *s) { return s->batch * shape_chunks(s) * s->value_heads; }
 static int shape_key_part(const DeltaRuleShape *s) {
   if (s->key_part) return s->key_part;
@@ -39,16 +41,19 @@ int delta_rule_check(const DeltaRuleShape *s, Error *error) {
                      s->value_dim);
   if (s->erase == ERASE_NONE && s->gate != GATE_SCALAR)
     return error_set(error, EXIT_CONFIG, "delta rule: without erasure the gate must be scalar");
-  if (s->gate == GATE_CHANNEL && (s->key_heads != s->value_heads || s->key_dim > 128))
+  if (shape_channel(s) && s->key_dim > 128)
+    return error_set(error, EXIT_CONFIG,
+                     "delta rule: a gate per key channel needs a key dimension of 64 or 128 on CUDA; found %d",
+                     s->key_dim);
+  if (s->erase == ERASE_CHANNEL && s->gate == GATE_SCALAR)
+    return error_set(error, EXIT_CONFIG, "delta rule: an erase gate per key channel needs a decay per key channel");
+  if ((s->erase_mean || s->write_mean) && s->erase != ERASE_CHANNEL)
+    return error_set(error, EXIT_CONFIG, "delta rule: a mean of gates needs gates per channel");
+  if (s->lower_bound != 0 && (s->gate != GATE_CHANNEL || !(s->lower_bound >= -5 && s->lower_bound < 0)))
     return error_set(
         error, EXIT_CONFIG,
-        "delta rule: a gate per key channel needs as many value heads as key heads and a key dimension of 64 or "
-        "128 on CUDA; found %d value heads, %d key heads, key dimension %d",
-        s->value_heads, s->key_heads, s->key_dim);
-  if (s->gate == GATE_CHANNEL && s->erase == ERASE_NONE)
-    return error_set(error, EXIT_CONFIG, "delta rule: a gate per key channel needs erasure");
-  if (s->erase == ERASE_CHANNEL && s->gate != GATE_CHANNEL)
-    return error_set(error, EXIT_CONFIG, "delta rule: an erase gate per key channel needs a decay per key channel");
+        "delta rule: a lower bound of %g of the log decay: needed -5 to below 0, and a gate per key channel",
+        s->lower_bound);
   if (s->value_slice && ((s->value_slice != 64 && s->value_slice != 128) || s->value_dim % s->value_slice))
     return error_set(error, EXIT_CONFIG, "delta rule: value slice %d must be 64 or 128 and divide %d", s->value_slice,
                      s->value_dim);
@@ -74,7 +79,7 @@ static size_t carve_saved(DeltaRuleArgs *p, const DeltaRuleShape *s, char *start
   p->vectors = (float *)carve(&at, units * VEC_COUNT * 4);
   p->U = (bf16 *)carve(&at, units * 64 * s->value_dim * 2);
   p->Ht = (bf16 *)carve(&at, units * s->value_dim * s->key_dim * 2);
-  if (s->gate == GATE_CHANNEL) p->operands = (bf16 *)carve(&at, units * 3 * 64 * s->key_dim * 2);
+  if (shape_channel(s)) p->operands = (bf16 *)carve(&at, units * 3 * 64 * s->key_dim * 2);
   return (size_t)(at - start);
 }
 static size_t carve_scratch(DeltaRuleArgs *p, const DeltaRuleShape *s, char *start) {
@@ -84,11 +89,16 @@ static size_t carve_scratch(DeltaRuleArgs *p, const DeltaRuleShape *s, char *sta
   p->dHt = (bf16 *)carve(&at, units * s->value_dim * s->key_dim * 2);
   p->row_sums = (float *)carve(&at, s->key_dim / shape_key_part(s) * 2 * units * 64 * 4);
   p->gate_sums = (float *)carve(&at, (int64_t)2 * s->batch * s->value_heads * 4);
-  if (s->gate == GATE_CHANNEL) {
+  if (shape_channel(s)) {
     p->raw = (float *)carve(&at, units * 3 * 64 * s->key_dim * 4);
     p->raw_score = (float *)carve(&at, units * 2 * 64 * 64 * 4);
     p->raw_state = (float *)carve(&at, units * s->key_dim * 4);
     p->bias_sums = (float *)carve(&at, units * (s->key_dim + 1) * 4);
+    const int64_t groups = units / s->value_heads * s->key_heads;
+    if (groups < units) {
+      p->group_sums = (float *)carve(&at, groups * 4 * 64 * s->key_dim * 4);
+      p->group_rows = (float *)carve(&at, groups * 64 * 4);
+    }
   }
   return (size_t)(at - start);
 }
@@ -113,7 +123,9 @@ static int check_rows(const char *name, const void *data, int64_t stride, int mu
   return 0;
 }
 static int64_t dense(int64_t stride, int64_t width) { return stride ? stride : width; }
-static int64_t a_width(const DeltaRuleArgs *p) { return p->gate == GATE_CHANNEL ? (int64_t)p->H * p->K : p->HV; }
+static int64_t a_width(const DeltaRuleArgs *p) {
+  return p->gate == GATE_CHANNEL ? (int64_t)p->gate_heads * p->K : p->HV;
+}
 static int64_t beta_width(const DeltaRuleArgs *p) { return p->erase == ERASE_CHANNEL ? (int64_t)p->H * p->K : p->HV; }
 static int make_args(DeltaRuleArgs *p, const DeltaRuleInputs *in, const DeltaRuleShape *s, const void *saved,
                      Error *error) {
@@ -123,6 +135,11 @@ static int make_args(DeltaRuleArgs *p, const DeltaRuleInputs *in, const DeltaRul
   p->B = s->batch, p->T = s->tokens, p->chunks = (int)shape_chunks(s), p->H = s->key_heads, p->HV = s->value_heads;
   p->group = p->HV / p->H, p->K = s->key_dim, p->V = s->value_dim, p->gate = s->gate, p->erase = s->erase;
   p->scale = s->scale, p->beta_scale = s->beta_scale;
+  p->channel = shape_channel(s), p->gate_heads = s->erase == ERASE_CHANNEL ? p->H : p->HV;
+  p->erase_mean = s->erase_mean, p->write_mean = s->write_mean, p->lower_bound = s->lower_bound;
+  p->write_columns = s->erase == ERASE_CHANNEL && !s->write_mean;
+  p->general =
+      p->channel && (p->group > 1 || p->erase_mean || p->write_mean || p->lower_bound != 0 || p->gate == GATE_NONE);
   p->q = in->q.data, p->q_stride = dense(in->q.stride, (int64_t)p->H * p->K);
   p->k = in->k.data, p->k_stride = dense(in->k.stride, (int64_t)p->H * p->K);
   p->v = in->v.data, p->v_stride = dense(in->v.stride, (int64_t)p->HV * p->V);
@@ -166,10 +183,15 @@ static int launch_prepare(const DeltaRuleArgs &p, cudaStream_t stream, Error *er
   return launch("delta_rule_prepare", delta_rule_prepare_kernel<K>, dim3(p.chunks, p.H, p.B), 128,
                 PrepareLayout<K>::BYTES, stream, error, p);
 }
-template <int K>
+template <int K, bool GENERAL>
 static int launch_prepare_channel(const DeltaRuleArgs &p, cudaStream_t stream, Error *error) {
-  return launch("delta_rule_prepare_channel", delta_rule_prepare_channel_kernel<K>, dim3(p.chunks, p.H, p.B), 256,
-                PrepareChannelLayout<K>::BYTES, stream, error, p);
+  return launch("delta_rule_prepare_channel", delta_rule_prepare_channel_kernel<K, GENERAL>, dim3(p.chunks, p.HV, p.B),
+                256, PrepareChannelLayout<K>::BYTES, stream, error, p);
+}
+template <int K>
+static int prepare_channel(const DeltaRuleArgs &p, cudaStream_t stream, Error *error) {
+  return p.general ? launch_prepare_channel<K, true>(p, stream, error)
+                   : launch_prepare_channel<K, false>(p, stream, error);
 }
 template <int K, int WARPS, int MODE>
 static int launch_scan(const DeltaRuleArgs &p, bool reverse, cudaStream_t stream, Error *error) {
@@ -193,11 +215,11 @@ static int choose_scalar(const DeltaRuleArgs &p, int slice, bool reverse, cudaSt
 }
 template <int K>
 static int choose_channel(const DeltaRuleArgs &p, int slice, bool reverse, cudaStream_t stream, Error *error) {
-  return p.erase == ERASE_CHANNEL ? choose_slice<K, SCAN_GDN2>(p, slice, reverse, stream, error)
-                                  : choose_slice<K, SCAN_KDA>(p, slice, reverse, stream, error);
+  return p.write_columns ? choose_slice<K, SCAN_GDN2>(p, slice, reverse, stream, error)
+                         : choose_slice<K, SCAN_KDA>(p, slice, reverse, stream, error);
 }
 static int choose_scan(const DeltaRuleArgs &p, int slice, bool reverse, cudaStream_t stream, Error *error) {
-  if (p.gate == GATE_CHANNEL)
+  if (p.channel)
     return p.K == 64 ? choose_channel<64>(p, slice, reverse, stream, error)
                      : choose_channel<128>(p, slice, reverse, stream, error);
   switch (p.K) {
@@ -229,19 +251,29 @@ static int launch_gradients(const DeltaRuleArgs &p, cudaStream_t stream, Error *
                 dim3((unsigned)(items < blocks ? items : blocks)), L::THREADS, L::BYTES, stream, error, p);
 }
 
-template <int K, bool CHANNEL_ERASE>
+template <int K, int FORM>
 static int launch_channel_gradients(const DeltaRuleArgs &p, int parts, cudaStream_t stream, Error *error) {
-  return launch("delta_rule_channel_gradients", delta_rule_channel_gradients_kernel<K, CHANNEL_ERASE>,
-                dim3(p.chunks, p.H, p.B), 2 * K, ChannelGradientsLayout<K>::BYTES, stream, error, p, parts);
+  return launch("delta_rule_channel_gradients", delta_rule_channel_gradients_kernel<K, FORM>, dim3(p.chunks, p.H, p.B),
+                2 * K, ChannelGradientsLayout<K>::BYTES, stream, error, p, parts);
 }
+// What value heads share is summed over launches, a member of each group at a time.
 template <int K>
-static int channel_gradients(const DeltaRuleArgs &p, int parts, cudaStream_t stream, Error *error) {
-  return p.erase == ERASE_CHANNEL ? launch_channel_gradients<K, true>(p, parts, stream, error)
-                                  : launch_channel_gradients<K, false>(p, parts, stream, error);
+static int channel_gradients(DeltaRuleArgs p, int parts, cudaStream_t stream, Error *error) {
+  if (!p.general)
+    return p.erase == ERASE_CHANNEL ? launch_channel_gradients<K, CHANNEL_GDN2>(p, parts, stream, error)
+                                    : launch_channel_gradients<K, CHANNEL_KDA>(p, parts, stream, error);
+  int code = 0;
+  for (p.member = 0; p.member < p.group && !code; p.member++)
+    code = launch_channel_gradients<K, CHANNEL_GENERAL>(p, parts, stream, error);
+  return code;
 }
 template <int PART>
 static int choose_gradients(const DeltaRuleArgs &p, cudaStream_t stream, Error *error) {
-  if (p.gate == GATE_CHANNEL) return launch_gradients<PART, false, true, true>(p, stream, error);
+  if (p.channel) {  // nothing here is shared by value heads: each is an item
+    DeltaRuleArgs heads = p;
+    heads.H = p.HV, heads.group = 1;
+    return launch_gradients<PART, false, true, true>(heads, stream, error);
+  }
   if (p.erase == ERASE_NONE)
     return p.group > 1 ? launch_gradients<PART, true, false>(p, stream, error)
                        : launch_gradients<PART, false, false>(p, stream, error);
@@ -254,8 +286,7 @@ int delta_rule_prepare(void *saved, const DeltaRuleInputs *in, const DeltaRuleSh
   DeltaRuleArgs p;
   int code = make_args(&p, in, shape, saved, error);
   if (code) return code;
-  if (p.gate == GATE_CHANNEL)
-    return p.K == 64 ? launch_prepare_channel<64>(p, stream, error) : launch_prepare_channel<128>(p, stream, error);
+  if (p.channel) return p.K == 64 ? prepare_channel<64>(p, stream, error) : prepare_channel<128>(p, stream, error);
   switch (p.K) {
     case 64:
       return launch_prepare<64>(p, stream, error);
@@ -323,11 +354,11 @@ int delta_rule_gradients(const DeltaRuleGradients *grad, void *scratch, BF16Rows
   const int part = shape_key_part(shape);
   code = part == 128 ? choose_gradients<128>(p, stream, error) : choose_gradients<64>(p, stream, error);
   if (code) return code;
-  if (p.gate == GATE_CHANNEL) {
+  if (p.channel) {
     code = p.K == 64 ? channel_gradients<64>(p, p.K / part, stream, error)
                      : channel_gradients<128>(p, p.K / part, stream, error);
     if (code) return code;
-    delta_rule_channel_parameters_kernel<<<p.H, 1024, 0, stream>>>(p);
+    if (p.gate != GATE_NONE) delta_rule_channel_parameters_kernel<<<p.gate_heads, 1024, 0, stream>>>(p);
   } else {
     delta_rule_gates_kernel<<<dim3(p.HV, p.B), 256, 0, stream>>>(p, p.K / part);
   }

@@ -4,8 +4,10 @@
 //     S_t = (I - k_t e_t^T) exp(g_t) S_{t-1} + k_t z_t^T        o_t = scale S_t^T q_t
 // Gated DeltaNet (arXiv 2412.06464, eq. 10): e = beta k, z = beta v, g = -exp(A_log) softplus(a + dt_bias).
 // DeltaNet (arXiv 2406.06484): the same with g = 0. Mamba2/SSD (arXiv 2405.21060): no erase, z = dt v with
-// dt = softplus(a + dt_bias), g = -exp(A_log) dt; q is C, k is B, scale 1. KDA (arXiv 2510.26692): g per key channel.
-// Gated DeltaNet-2 (arXiv 2605.22791): g per key channel, e = b o k, z = w o v.
+// dt = softplus(a + dt_bias), g = -exp(A_log) dt; q is C, k is B, scale 1. KDA (arXiv 2510.26692): g per key channel
+// of a value head, also bounded: g = lower_bound sigmoid(exp(A_log) (a + dt_bias)). Gated DeltaNet-2 (arXiv
+// 2605.22791): g and b per key channel of a key head, w per value column, e = b o k, z = w o v; with erase_mean a
+// head's b gives way to its mean over the channels, with write_mean its w.
 //
 // Sizes: B batch, T tokens, H key heads, HV value heads (a multiple of H; value head h reads key head h / (HV / H)),
 // K key dimension (64, 128, 192 or 256), V value dimension (a multiple of 64, at most 512), chunk 64.
@@ -29,22 +31,26 @@
 enum DeltaRuleGate {
   GATE_NONE = 0,    // g = 0
   GATE_SCALAR = 1,  // one g per token and value head
-  GATE_CHANNEL = 2  // one g per token and key channel (KDA, GDN-2); needs HV = H and K of 64 or 128
+  GATE_CHANNEL = 2  // one g per token and key channel: of each value head (KDA) or, with ERASE_CHANNEL, of each key
+                    // head (GDN-2); needs K of 64 or 128
 };
 enum DeltaRuleErase {
   ERASE_NONE = 0,    // e = 0, z = softplus(a + dt_bias) v (SSD); needs GATE_SCALAR
   ERASE_SCALAR = 1,  // e = beta k, z = beta v
   ERASE_CHANNEL = 2  // e = b o k, z = w o v with gates per key channel and per value column (GDN-2); needs GATE_CHANNEL
+                     // or GATE_NONE, and K of 64 or 128
 };
 
 struct DeltaRuleShape {
   int batch, tokens, key_heads, value_heads, key_dim, value_dim;
   DeltaRuleGate gate;
   DeltaRuleErase erase;
-  float scale;       // of q: K^-1/2, or 1 for SSD
-  float beta_scale;  // c in beta = c sigmoid(logit): 1, or 2 to allow negative eigenvalues
-  int value_slice;   // value columns of one scan block, 64 or 128; 0 chooses
-  int key_part;      // key columns of one gradients block, 64 or 128; 0 chooses
+  float scale;                  // of q: K^-1/2, or 1 for SSD
+  float beta_scale;             // c in beta = c sigmoid(logit): 1, or 2 to allow negative eigenvalues
+  int value_slice;              // value columns of one scan block, 64 or 128; 0 chooses
+  int key_part;                 // key columns of one gradients block, 64 or 128; 0 chooses
+  float lower_bound;            // GATE_CHANNEL: 0, or below 0 for the bounded gate
+  bool erase_mean, write_mean;  // ERASE_CHANNEL: the mean of a head's gates in place of each
 };
 
 struct BF16Rows {
@@ -57,13 +63,14 @@ struct BF16RowsOut {
 };
 
 struct DeltaRuleInputs {
-  BF16Rows q, k;         // [B, T, H, K], normalised
-  BF16Rows v;            // [B, T, HV, V]
-  BF16Rows a;            // [B, T, HV] gate logits, [B, T, H, K] with GATE_CHANNEL; unused with GATE_NONE
-  BF16Rows beta;         // [B, T, HV] beta logits, [B, T, H, K] (b) with ERASE_CHANNEL; unused with ERASE_NONE
-  BF16Rows w;            // [B, T, HV, V] write logits, w = sigmoid; only with ERASE_CHANNEL
-  const float *A_log;    // [HV]
-  const float *dt_bias;  // [HV], [H, K] with GATE_CHANNEL
+  BF16Rows q, k;       // [B, T, H, K], normalised
+  BF16Rows v;          // [B, T, HV, V]
+  BF16Rows a;          // gate logits [B, T, HV]; with GATE_CHANNEL [B, T, HV, K], with ERASE_CHANNEL too [B, T, H, K];
+                       // unused with GATE_NONE
+  BF16Rows beta;       // [B, T, HV] beta logits, [B, T, H, K] (b) with ERASE_CHANNEL; unused with ERASE_NONE
+  BF16Rows w;          // [B, T, HV, V] write logits, w = sigmoid; only with ERASE_CHANNEL
+  const float *A_log;  // [HV], [H] with ERASE_CHANNEL
+  const float *dt_bias;  // [HV], [HV, K] with GATE_CHANNEL, [H, K] with ERASE_CHANNEL too
   const int32_t
       *doc_start;  // [B, T] position in its row of the first token of the token's document; NULL: no boundaries
 };

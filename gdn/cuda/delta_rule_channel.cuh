@@ -11,7 +11,11 @@
 // blocks in fp32 (4 multiply-adds a pair), from the last rows to the first, so that a row's gradients are complete when
 // its own block is done and the gate's gradient is a running sum.
 //
-// defines: delta_rule_prepare_channel_kernel, PrepareChannelLayout, delta_rule_channel_gradients_kernel,
+// Each kernel has plain forms (KDA and GDN-2 with as many value as key heads) and a general one, which also knows value
+// heads that share a key head, the bounded gate, no decay, and means of gates. There every value head is prepared by
+// itself; what shares a key head in the backward pass is added up by one launch after the other.
+//
+// defines: ChannelForm, delta_rule_prepare_channel_kernel, PrepareChannelLayout, delta_rule_channel_gradients_kernel,
 //          ChannelGradientsLayout, delta_rule_channel_parameters_kernel
 #ifndef GDN_CUDA_DELTA_RULE_CHANNEL_CUH
 #define GDN_CUDA_DELTA_RULE_CHANNEL_CUH
@@ -30,6 +34,12 @@ __device__ __forceinline__ float gate_log2(float A_log, float x) {
   float a = gate_value(A_log, x) * LOG2_E;
   return a < GATE_FLOOR ? GATE_FLOOR : a;  // not fmaxf, which would hide a NaN
 }
+// The same in the general form: bounded, g = lower_bound sigmoid(exp(A_log) x), when lower_bound is not 0.
+__device__ __forceinline__ float gate_log2_general(float A_log, float x, float lower_bound) {
+  return lower_bound != 0.0f ? lower_bound * LOG2_E * sigmoid(__expf(A_log) * x) : gate_log2(A_log, x);
+}
+
+enum ChannelForm { CHANNEL_KDA, CHANNEL_GDN2, CHANNEL_GENERAL };
 
 template <int K>
 struct PrepareChannelLayout {
@@ -41,40 +51,60 @@ struct PrepareChannelLayout {
   static_assert(P + TILE_BLOCK_BYTES <= VEC, "M, A and P must fit over the tiles");
 };
 
-template <int K>
-__global__ __launch_bounds__(256, 2) void delta_rule_prepare_channel_kernel(DeltaRuleArgs p) {
+template <int K, bool GENERAL>
+__global__ __launch_bounds__(256, GENERAL ? 1 : 2) void delta_rule_prepare_channel_kernel(DeltaRuleArgs p) {
   typedef PrepareChannelLayout<K> L;
   constexpr int LD = L::LD, LG = L::LG, PIECES = K / 8, SEGMENTS = 256 / K, ROWS = 64 / SEGMENTS;
   extern __shared__ __align__(1024) unsigned char smem[];
   float *G = (float *)(smem + L::G), *vec = (float *)(smem + L::VEC), *segment = (float *)(smem + L::SEGMENT);
   int *doc = (int *)(smem + L::DOC);
-  const int n = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+  const int n = blockIdx.x, h = blockIdx.y, b = blockIdx.z;                                     // h: value head
+  const int kh = GENERAL ? h / p.group : h, gh = GENERAL && p.erase != ERASE_CHANNEL ? h : kh;  // of q, k, b; of g
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, t = lane & 3;
   const int t0 = n * 64, rows = min(64, p.T - t0);
   const int64_t token0 = (int64_t)b * p.T + t0, unit = ((int64_t)b * p.chunks + n) * p.HV + h;
-  const bool channel_erase = p.erase == ERASE_CHANNEL;
+  const bool erase_logits = p.erase == ERASE_CHANNEL, channel_erase = erase_logits && !(GENERAL && p.erase_mean);
+  const bool decay = !GENERAL || p.gate != GATE_NONE;
   const uint32_t base = smem_address(smem);
 
-  load_tile_async<K, 256>(base + L::Q, p.q + token0 * p.q_stride + h * K, p.q_stride, rows);
-  load_tile_async<K, 256>(base + L::KEY, p.k + token0 * p.k_stride + h * K, p.k_stride, rows);
-  load_tile_async<K, 256>(base + L::KEY_ANCHORED, p.a + token0 * p.a_stride + h * K, p.a_stride, rows);
-  if (channel_erase) load_tile_async<K, 256>(base + L::E, p.beta + token0 * p.beta_stride + h * K, p.beta_stride, rows);
+  load_tile_async<K, 256>(base + L::Q, p.q + token0 * p.q_stride + kh * K, p.q_stride, rows);
+  load_tile_async<K, 256>(base + L::KEY, p.k + token0 * p.k_stride + kh * K, p.k_stride, rows);
+  if (decay) load_tile_async<K, 256>(base + L::KEY_ANCHORED, p.a + token0 * p.a_stride + gh * K, p.a_stride, rows);
+  if (erase_logits) load_tile_async<K, 256>(base + L::E, p.beta + token0 * p.beta_stride + kh * K, p.beta_stride, rows);
   cp_async_commit();
   bool carried = n > 0;
   if (p.doc_start) carried = n > 0 && p.doc_start[token0] < t0;
   if (tid < 64) {
     doc[tid] = p.doc_start ? max(p.doc_start[token0 + min(tid, rows - 1)] - t0, 0) : 0;
     float beta = 0.0f;
-    if (!channel_erase && tid < rows)
+    if (!erase_logits && tid < rows)
       beta = p.beta_scale * sigmoid(__bfloat162float(p.beta[(token0 + tid) * p.beta_stride + h]));
     vec[VEC_BETA + tid] = beta;
+    if (GENERAL) vec[VEC_ERASE + tid] = beta;
   }
   cp_async_wait<0>();
   __syncthreads();
+  if (GENERAL && (p.erase_mean || p.write_mean))  // a warp sums a row of gates
+    for (int row = warp; row < 64; row += 8) {
+      float erase = 0.0f, write = 0.0f;
+      if (p.erase_mean)
+        for (int c = lane; c < K; c += 32) {
+          const int at = (c >> 6) * TILE_BLOCK_BYTES + row * 128 + (((c >> 3) ^ row) & 7) * 16 + (c & 7) * 2;
+          erase += sigmoid(__bfloat162float(*(const bf16 *)(smem + L::E + at)));
+        }
+      if (p.write_mean && row < rows)
+        for (int c = lane; c < p.V; c += 32)
+          write += sigmoid(__bfloat162float(p.w[(token0 + row) * p.w_stride + (int64_t)h * p.V + c]));
+      erase = sum_warp(erase), write = sum_warp(write);
+      if (lane == 0) {
+        if (p.erase_mean) vec[VEC_ERASE + row] = row < rows ? p.beta_scale * erase / K : 0.0f;
+        if (p.write_mean) vec[VEC_BETA + row] = write / p.V;
+      }
+    }
   // G: a thread sums one channel over a segment of the rows, restarting at documents; then the segments are joined.
   const int d = tid % K, seg = tid / K, first = seg * ROWS;
   {
-    const float A_log = p.A_log[h], bias = p.dt_bias[h * K + d];
+    const float A_log = decay ? p.A_log[gh] : 0.0f, bias = decay ? p.dt_bias[gh * K + d] : 0.0f;
     const unsigned char *logits =
         smem + L::KEY_ANCHORED + (d >> 6) * TILE_BLOCK_BYTES + (d & 7) * 2;  // until the keys come
     float sum = 0.0f;
@@ -84,7 +114,10 @@ __global__ __launch_bounds__(256, 2) void delta_rule_prepare_channel_kernel(Delt
       for (int i = 0; i < 8; i++) {
         const int row = i0 + i;
         float x = __bfloat162float(*(const bf16 *)(logits + row * 128 + (((d >> 3) ^ row) & 7) * 16));
-        a[i] = row < rows ? gate_log2(A_log, x + bias) : 0.0f;
+        if (GENERAL)
+          a[i] = row < rows && decay ? gate_log2_general(A_log, x + bias, p.lower_bound) : 0.0f;
+        else
+          a[i] = row < rows ? gate_log2(A_log, x + bias) : 0.0f;
       }
 #pragma unroll
       for (int i = 0; i < 8; i++) {
@@ -111,7 +144,7 @@ __global__ __launch_bounds__(256, 2) void delta_rule_prepare_channel_kernel(Delt
     uint32_t *ks = &kx.x, *xs = &x.x;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
-      float lo = vec[VEC_BETA + row], hi = lo;
+      float lo = vec[(GENERAL ? VEC_ERASE : VEC_BETA) + row], hi = lo;
       if (channel_erase) lo = p.beta_scale * sigmoid(unpack_lo(xs[c])), hi = p.beta_scale * sigmoid(unpack_hi(xs[c]));
       ks[c] = pack_bf16(lo * unpack_lo(ks[c]), hi * unpack_hi(ks[c]));
     }
@@ -259,7 +292,7 @@ __global__ __launch_bounds__(256, 2) void delta_rule_prepare_channel_kernel(Delt
   }
   if (tid < VEC_COUNT) {
     float x = vec[tid];
-    if (tid < VEC_BETA || tid >= VEC_DECAY + K) x = 0.0f;
+    if ((!GENERAL && tid < VEC_BETA) || tid >= VEC_DECAY + K) x = 0.0f;
     p.vectors[unit * VEC_COUNT + tid] = x;
   }
 }
@@ -273,16 +306,23 @@ struct ChannelGradientsLayout {
 };
 
 // Two threads of a warp, 16 lanes apart, share a key channel: of every 16 rows one has the first eight, one the last.
-template <int K, bool CHANNEL_ERASE>
-__global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(DeltaRuleArgs p, int parts) {
+template <int K, int FORM>
+__global__ __launch_bounds__(2 * K, FORM == CHANNEL_GENERAL
+                                        ? 1
+                                        : 2) void delta_rule_channel_gradients_kernel(DeltaRuleArgs p, int parts) {
   typedef ChannelGradientsLayout<K> L;
   constexpr int THREADS = 2 * K, WARPS = K / 16;
+  constexpr bool GENERAL = FORM == CHANNEL_GENERAL;
   const unsigned ALL = 0xffffffffu;
   extern __shared__ __align__(1024) unsigned char smem[];
   float *scores = (float *)(smem + L::SCORES), *betas = (float *)(smem + L::BETA), *row_k = (float *)(smem + L::ROW_K);
   float *share = (float *)(smem + L::SHARE);
   int *doc = (int *)(smem + L::DOC);
-  const int n = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
+  const int n = blockIdx.x, kh = blockIdx.y, b = blockIdx.z;
+  // the value head, and the head of the decay
+  const int h = GENERAL ? kh * p.group + p.member : kh, gh = GENERAL && p.erase != ERASE_CHANNEL ? h : kh;
+  const bool channel_erase = GENERAL ? p.erase == ERASE_CHANNEL && !p.erase_mean : FORM == CHANNEL_GDN2;
+  const bool decay = !GENERAL || p.gate != GATE_NONE;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, half = lane >> 4, d = warp * 16 + (lane & 15);
   float *G = (float *)(smem + L::G) + d, *dks = (float *)(smem + L::DK) + d;  // this channel's columns, rows K apart
   const bf16 *key = (const bf16 *)(smem + L::KEY) + d;
@@ -294,16 +334,16 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
 
   if (tid < 64) {
     doc[tid] = p.doc_start ? max(p.doc_start[token0 + min(tid, rows - 1)] - t0, 0) : 0;
-    betas[tid] = p.vectors[unit * VEC_COUNT + VEC_BETA + tid];
+    betas[tid] = p.vectors[unit * VEC_COUNT + (GENERAL ? VEC_ERASE : VEC_BETA) + tid];
   }
   // k stays; the gate logits wait where dk will be summed
 #pragma unroll
   for (int i = tid; i < 64 * K / 8; i += THREADS) {
-    const int row = i / (K / 8), col = h * K + i % (K / 8) * 8;
+    const int row = i / (K / 8), col = kh * K + i % (K / 8) * 8;
     uint4 x = make_uint4(0, 0, 0, 0), y = x;
     if (row < rows) {
       x = __ldg((const uint4 *)(p.k + (token0 + row) * p.k_stride + col));
-      y = __ldg((const uint4 *)(p.a + (token0 + row) * p.a_stride + col));
+      if (decay) y = __ldg((const uint4 *)(p.a + (token0 + row) * p.a_stride + (gh - kh) * K + col));
     }
     ((uint4 *)(smem + L::KEY))[i] = x;
     ((uint4 *)(smem + L::DK))[i] = y;
@@ -321,9 +361,9 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
     s[256] = same && col < row ? -M : 0.0f;
   }
   // G: each half of the pair sums 32 rows, then the second adds what the first came to.
-  const float A_log = p.A_log[h], bias = p.dt_bias[h * K + d];
-  const bf16 *a_in = p.a + token0 * p.a_stride + h * K + d, *q_in = p.q + token0 * p.q_stride + h * K + d;
-  const bf16 *b_in = p.beta + token0 * p.beta_stride + h * K + d;
+  const float A_log = decay ? p.A_log[gh] : 0.0f, bias = decay ? p.dt_bias[gh * K + d] : 0.0f;
+  const bf16 *a_in = p.a + token0 * p.a_stride + gh * K + d, *q_in = p.q + token0 * p.q_stride + kh * K + d;
+  const bf16 *b_in = p.beta + token0 * p.beta_stride + kh * K + d;
   const float *raw = p.raw + unit * 3 * 64 * K + d;
   float sum = 0.0f;
   for (int i0 = half * 32; i0 < half * 32 + 32; i0 += 8) {
@@ -331,7 +371,10 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       float x = __bfloat162float(((const bf16 *)(smem + L::DK))[(i0 + i) * K + d]);
-      a[i] = i0 + i < rows ? gate_log2(A_log, x + bias) : 0.0f;
+      if (GENERAL)
+        a[i] = i0 + i < rows && decay ? gate_log2_general(A_log, x + bias, p.lower_bound) : 0.0f;
+      else
+        a[i] = i0 + i < rows ? gate_log2(A_log, x + bias) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -372,7 +415,7 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
       const int row = row0 + i, safe = min(row, rows - 1);
       dq[i] = __ldg(raw + row * K), de[i] = __ldg(raw + (64 + row) * K);
       q[i] = row < rows ? __bfloat162float(__ldg(q_in + safe * p.q_stride)) : 0.0f;
-      if (CHANNEL_ERASE) e[i] = __bfloat162float(__ldg(b_in + safe * p.beta_stride));
+      if (channel_erase) e[i] = __bfloat162float(__ldg(b_in + safe * p.beta_stride));
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -380,7 +423,7 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
       Gi[i] = G[row * K];
       float plus = carried && doc[row] == 0 ? decay_factor(Gi[i]) : 0.0f;
       dq[i] *= p.scale * plus, de[i] *= -plus;
-      float gate = CHANNEL_ERASE ? p.beta_scale * sigmoid(e[i]) : betas[row];
+      float gate = channel_erase ? p.beta_scale * sigmoid(e[i]) : betas[row];
       e[i] = __bfloat162float(__float2bfloat16(gate * __bfloat162float(key[row * K])));  // as prepare rounded it
     }
     // the diagonal block; above the diagonal the scores are 0
@@ -440,8 +483,8 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       const int safe = min(row0 + i, rows - 1);
-      x[i] = __bfloat162float(__ldg(a_in + safe * p.a_stride)) + bias;
-      if (CHANNEL_ERASE) gates[i] = __bfloat162float(__ldg(b_in + safe * p.beta_stride));
+      x[i] = decay ? __bfloat162float(__ldg(a_in + safe * p.a_stride)) + bias : 0.0f;
+      if (channel_erase) gates[i] = __bfloat162float(__ldg(b_in + safe * p.beta_stride));
     }
 #pragma unroll
     for (int i = 7; i >= 0; i--) {
@@ -458,20 +501,45 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
     for (int i = 7; i >= 0; i--) {
       const int row = row0 + i;
       const float k = __bfloat162float(key[row * K]), dk = dks[row * K];
-      const float gate = CHANNEL_ERASE ? p.beta_scale * sigmoid(gates[i]) : betas[row];
+      const float gate = channel_erase ? p.beta_scale * sigmoid(gates[i]) : betas[row];
       float g = dg[i] + (doc[row] == below ? carry : 0.0f), ke = k * de[i];
-      if (row < rows) {
+      if (GENERAL) {
+        if (row < rows) {
+          const float A = __expf(A_log) * x[i], y = sigmoid(A), value = gate_value(A_log, x[i]);
+          float da = 0.0f;
+          if (p.lower_bound != 0.0f)
+            da = g * p.lower_bound * y * sigmoid(-A), sum_A += da * A, da *= __expf(A_log);
+          else if (decay && !(value * LOG2_E < GATE_FLOOR))
+            da = g * gate_slope(A_log, x[i]), sum_A += g * value;
+          sum_dt += da;
+          const int64_t token = token0 + row;
+          float *sums = p.group_sums + (((int64_t)b * p.chunks + n) * p.H + kh) * 4 * 64 * K + row * K + d;
+          // Adds what came from the members before; true for the last one, which writes it out.
+          auto complete = [&](float &sum, int slot) {
+            if (p.member > 0) sum += sums[slot * 64 * K];
+            if (p.member + 1 == p.group) return true;
+            sums[slot * 64 * K] = sum;
+            return false;
+          };
+          float dq_sum = dq[i], dk_sum = dk + gate * de[i], db = ke * gate * (1.0f - gate / p.beta_scale);
+          if (complete(dq_sum, 0)) p.dq[token * p.dq_stride + kh * K + d] = __float2bfloat16(dq_sum);
+          if (complete(dk_sum, 1)) p.dk[token * p.dk_stride + kh * K + d] = __float2bfloat16(dk_sum);
+          if (decay && (p.erase != ERASE_CHANNEL || complete(da, 2)))
+            p.da[token * p.da_stride + gh * K + d] = __float2bfloat16(da);
+          if (channel_erase && complete(db, 3)) p.dbeta[token * p.dbeta_stride + kh * K + d] = __float2bfloat16(db);
+        }
+      } else if (row < rows) {
         float value = gate_value(A_log, x[i]), da = 0.0f;
         if (!(value * LOG2_E < GATE_FLOOR)) da = g * gate_slope(A_log, x[i]), sum_A += g * value;
         sum_dt += da;
         p.da[(token0 + row) * p.da_stride + h * K + d] = __float2bfloat16(da);
         p.dq[(token0 + row) * p.dq_stride + h * K + d] = __float2bfloat16(dq[i]);
         p.dk[(token0 + row) * p.dk_stride + h * K + d] = __float2bfloat16(dk + gate * de[i]);
-        if (CHANNEL_ERASE)
+        if (channel_erase)
           p.dbeta[(token0 + row) * p.dbeta_stride + h * K + d] =
               __float2bfloat16(ke * gate * (1.0f - gate / p.beta_scale));
       }
-      if (!CHANNEL_ERASE) {
+      if (!channel_erase) {
 #pragma unroll
         for (int off = 1; off < 16; off <<= 1) ke += __shfl_xor_sync(ALL, ke, off);
         if ((lane & 15) == 0) row_k[warp * 64 + row] = ke;
@@ -480,16 +548,51 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
     carry = __shfl_sync(ALL, top, lane & 15);
   }
   sum_dt += __shfl_xor_sync(ALL, sum_dt, 16);
-  if (!half) p.bias_sums[unit * (K + 1) + d] = sum_dt;
+  const int64_t sums_at = GENERAL ? ((int64_t)b * p.chunks + n) * p.gate_heads + gh : unit;
+  const bool more = GENERAL && p.erase == ERASE_CHANNEL && p.member > 0;  // members before left their sums there
+  if (!half) {
+    if (more) sum_dt += p.bias_sums[sums_at * (K + 1) + d];
+    p.bias_sums[sums_at * (K + 1) + d] = sum_dt;
+  }
   sum_A = sum_warp(sum_A);
   if (lane == 0) share[warp] = sum_A;
   __syncthreads();
   if (tid == 0) {
     float s = 0.0f;
     for (int w = 0; w < WARPS; w++) s += share[w];
-    p.bias_sums[unit * (K + 1) + K] = s;
+    if (more) s += p.bias_sums[sums_at * (K + 1) + K];
+    p.bias_sums[sums_at * (K + 1) + K] = s;
   }
-  if (!CHANNEL_ERASE && tid < rows) {
+  if (GENERAL && p.erase == ERASE_CHANNEL) {  // gates that a mean has replaced: each has an equal share of its gradient
+    if (tid < 64) {
+      float erase = 0.0f, write = 0.0f;
+      if (p.erase_mean) {
+        float *sums = p.group_rows + (((int64_t)b * p.chunks + n) * p.H + kh) * 64 + tid;
+        for (int w = 0; w < WARPS; w++) erase += row_k[w * 64 + tid];
+        if (p.member > 0) erase += sums[0];
+        if (p.member + 1 < p.group) sums[0] = erase;
+      }
+      for (int part = 0; part < parts; part++)
+        write += p.row_sums[((int64_t)part * 2 + 1) * units * 64 + unit * 64 + tid];
+      betas[tid] = p.beta_scale * erase / K, row_k[tid] = write / p.V;
+    }
+    __syncthreads();
+    if (p.erase_mean && p.member + 1 == p.group)
+      for (int i = tid; i < rows * K; i += THREADS) {
+        const int row = i / K, col = kh * K + i % K;
+        float s = sigmoid(__bfloat162float(p.beta[(token0 + row) * p.beta_stride + col]));
+        p.dbeta[(token0 + row) * p.dbeta_stride + col] = __float2bfloat16(betas[row] * s * (1.0f - s));
+      }
+    if (p.write_mean)
+      for (int i = tid; i < rows * p.V; i += THREADS) {
+        const int row = i / p.V;
+        const int64_t col = (int64_t)h * p.V + i % p.V;
+        float s = sigmoid(__bfloat162float(p.w[(token0 + row) * p.w_stride + col]));
+        p.dw[(token0 + row) * p.dw_stride + col] = __float2bfloat16(row_k[row] * s * (1.0f - s));
+      }
+    return;
+  }
+  if (!channel_erase && tid < rows) {
     float db = 0.0f;
     for (int part = 0; part < parts; part++) db += p.row_sums[((int64_t)part * 2 + 1) * units * 64 + unit * 64 + tid];
     for (int w = 0; w < WARPS; w++) db += row_k[w * 64 + tid];
@@ -498,15 +601,15 @@ __global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(
   }
 }
 
-// dt_bias and A_log: adds the shares of all chunks, in order. One block a head; 8 threads a parameter take every eighth
-// chunk.
+// dt_bias and A_log: adds the shares of all chunks, in order. One block a head of the decay; 8 threads a parameter take
+// every eighth chunk.
 __global__ __launch_bounds__(1024) void delta_rule_channel_parameters_kernel(DeltaRuleArgs p) {
   __shared__ float part[8][260];
   const int h = blockIdx.x, lane = threadIdx.x & 127, s = threadIdx.x >> 7;
   const int64_t chunks = (int64_t)p.B * p.chunks;
   for (int i = lane; i <= p.K; i += 128) {
     float sum = 0.0f;
-    for (int64_t c = s; c < chunks; c += 8) sum += p.bias_sums[(c * p.HV + h) * (p.K + 1) + i];
+    for (int64_t c = s; c < chunks; c += 8) sum += p.bias_sums[(c * p.gate_heads + h) * (p.K + 1) + i];
     part[s][i] = sum;
   }
   __syncthreads();

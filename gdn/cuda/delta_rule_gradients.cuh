@@ -124,7 +124,7 @@ __global__ __launch_bounds__(256, PART == 64 && !GROUPED ? 2 : 1) void delta_rul
       const float *vec = (const float *)(smem + stage_offset + L::VEC);
 
       // This part's share of the value columns, for dv and v . dX: asked for now, used after the products have started.
-      const bool own_v = slice % parts == part, write_gate = CHANNEL && p.erase == ERASE_CHANNEL;
+      const bool own_v = slice % parts == part, write_gate = CHANNEL && p.write_columns;
       uint4 v_piece[2], w_piece[2];
       if (own_v)
 #pragma unroll

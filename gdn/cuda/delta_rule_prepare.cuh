@@ -55,10 +55,29 @@ struct DeltaRuleArgs {
   bf16 *dq, *dk, *dv, *da, *dbeta, *dw;
   int64_t dq_stride, dk_stride, dv_stride, da_stride, dbeta_stride, dw_stride;
   float *dA_log, *ddt_bias;
+  // the channel form: decay, erase gate or both per key channel
+  int channel;                 // whether it is
+  int general;                 // whether it needs CHANNEL_GENERAL
+  int gate_heads;              // heads that g has: HV, or H with ERASE_CHANNEL
+  int write_columns;           // the write gate is one number a value column (w), not one a token and head
+  int erase_mean, write_mean;  // a head's mean takes the place of its gates
+  float lower_bound;           // of the bounded gate; 0: not bounded
+  int member;                  // which value head of its key head a launch of the gradients serves
+  float *group_sums;           // scratch, group > 1: [B][chunks][H][4][64][K], dq, dk, da, dbeta of the members so far
+  float *group_rows;           // scratch, group > 1: [B][chunks][H][64], likewise <k, de> of the erase gate's mean
 };
 
-// With channel decay only beta (scalar) and the decay of the whole chunk per key channel are there.
-enum ChunkVectors { VEC_G = 0, VEC_BETA = 64, VEC_IN = 128, VEC_OUT = 192, VEC_DECAY = 128, VEC_COUNT = 256 };
+// In the channel form: beta, the write gate if it is one number a token and head; in CHANNEL_GENERAL, in place of G,
+// the erase gate if that is; and the decay of the whole chunk per key channel.
+enum ChunkVectors {
+  VEC_G = 0,
+  VEC_BETA = 64,
+  VEC_IN = 128,
+  VEC_OUT = 192,
+  VEC_ERASE = 0,
+  VEC_DECAY = 128,
+  VEC_COUNT = 256
+};
 
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(__expf(x)); }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }

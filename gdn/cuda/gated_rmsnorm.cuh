@@ -3,6 +3,7 @@
 // Per head (GDN, GDN-2, KDA, DeltaNet), rows of V values:
 //   r = (mean(o^2) + eps)^-1/2      z = gate + bias      y = o r gamma act(z)        act: SiLU, sigmoid, or none
 //   dn = dy act(z)   do = r (gamma dn - o r mean(gamma dn o r))   dgate = dy o r gamma act'(z)   dgamma += sum dn o r
+// (without a norm, gamma NULL: y = o act(z), do = dy act(z), dgate = dy o act'(z))
 // Whole width (Mamba-2, gate before norm), rows of D values:
 //   u = o silu(z)    y = u r weight     du = r weight dy - u r^3 mean(weight dy u)    do = du silu(z)   dz = du o
 //   silu'(z)
@@ -189,6 +190,60 @@ __global__ void __launch_bounds__(32 * GATED_NORM_WARPS)
     }
 }
 
+// Without a norm: y = o act(gate + bias), element by element. A block serves a token.
+static __global__ void __launch_bounds__(128)
+    output_gate_forward_kernel(bf16 *y, const bf16 *o, const bf16 *gate, const float *bias, GateActivation act,
+                               int width, int64_t y_stride, int64_t o_stride, int64_t gate_stride) {
+  int64_t n = blockIdx.x;
+  for (int c = threadIdx.x * 8; c < width; c += 128 * 8) {
+    float fo[8], fg[8], b[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    unpack8(fo, load8(o + n * o_stride + c));
+    if (act != ACT_NONE) {
+      unpack8(fg, load8(gate + n * gate_stride + c));
+      if (bias) load_floats8(b, bias + c);
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        float z = fg[j] + b[j];
+        fo[j] *= act == ACT_SILU ? z * sigmoid_fast(z) : sigmoid_fast(z);
+      }
+    }
+    store8(y + n * y_stride + c, pack8(fo));
+  }
+}
+
+// A thread serves eight columns of GATED_NORM_CHUNK tokens. partial_bias [chunks][width].
+static __global__ void __launch_bounds__(128)
+    output_gate_backward_kernel(bf16 *do_, bf16 *dgate, float *partial_bias, const bf16 *dy, const bf16 *o,
+                                const bf16 *gate, const float *bias, GateActivation act, int64_t N, int width,
+                                int64_t do_stride, int64_t dgate_stride, int64_t dy_stride, int64_t o_stride,
+                                int64_t gate_stride) {
+  int c = (int)(blockIdx.y * 128 + threadIdx.x) * 8;
+  if (c >= width) return;
+  int64_t begin = (int64_t)blockIdx.x * GATED_NORM_CHUNK, end = begin + GATED_NORM_CHUNK;
+  float b[8] = {0, 0, 0, 0, 0, 0, 0, 0}, db[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  if (bias) load_floats8(b, bias + c);
+  for (int64_t n = begin; n < end && n < N; n++) {
+    float fd[8], fo[8], fg[8];
+    unpack8(fd, load8(dy + n * dy_stride + c));
+    if (act != ACT_NONE) {
+      unpack8(fo, load8(o + n * o_stride + c));
+      unpack8(fg, load8(gate + n * gate_stride + c));
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        float z = fg[j] + b[j], s = sigmoid_fast(z), t = s * (1.0f - s);
+        fg[j] = fd[j] * fo[j] * (act == ACT_SILU ? s + z * t : t);
+        db[j] += fg[j];
+        fd[j] *= act == ACT_SILU ? z * s : s;
+      }
+      store8(dgate + n * dgate_stride + c, pack8(fg));
+    }
+    store8(do_ + n * do_stride + c, pack8(fd));
+  }
+  if (bias)
+#pragma unroll
+    for (int j = 0; j < 8; j++) partial_bias[(int64_t)blockIdx.x * width + c + j] = db[j];
+}
+
 // Lanes that share a head of V values.
 static inline int gated_rmsnorm_lanes(int V) { return V == 64 ? 8 : V == 128 ? 16 : 32; }
 
@@ -220,13 +275,19 @@ static inline void gated_rmsnorm_check(const char *kernel, int H, int V, int64_t
       LAUNCH(32, 2);                      \
   } while (0)
 
-// y [N, H V] <- o [N, H V], gate [N, H V] (NULL with ACT_NONE), gamma [V], bias [H V] or NULL.
+// y [N, H V] <- o [N, H V], gate [N, H V] (NULL with ACT_NONE), gamma [V] (NULL: no norm), bias [H V] or NULL.
 static MAYBE_UNUSED void gated_rmsnorm_forward(bf16 *y, int64_t y_stride, const bf16 *o, int64_t o_stride,
                                                const bf16 *gate, int64_t gate_stride, const float *gamma,
                                                const float *bias, GateActivation act, float eps, int64_t N, int H,
                                                int V, cudaStream_t stream) {
   gated_rmsnorm_check("gated_rmsnorm_forward", H, V, y_stride, o_stride, act == ACT_NONE ? 0 : gate_stride);
   if (N == 0) return;
+  if (!gamma) {
+    output_gate_forward_kernel<<<grid_size(N, "output_gate_forward"), 128, 0, stream>>>(
+        y, o, gate, bias, act, H * V, y_stride, o_stride, gate_stride);
+    KERNEL_CHECK("output_gate_forward");
+    return;
+  }
   int64_t blocks = ceil_div(N, GATED_NORM_WARPS * GATED_NORM_FORWARD_TOKENS) * gated_rmsnorm_groups(H, V);
 #define GATED_LAUNCH_ACT(LANES, NV, ACT)                                                  \
   gated_rmsnorm_forward_kernel<LANES, NV, ACT>                                            \
@@ -247,7 +308,8 @@ static MAYBE_UNUSED void gated_rmsnorm_forward(bf16 *y, int64_t y_stride, const 
   KERNEL_CHECK("gated_rmsnorm_forward");
 }
 
-// do_ [N, H V], dgate [N, H V], dgamma [V] +=, dbias [H V] += (NULL when bias is) <- dy and the forward's inputs.
+// do_ [N, H V], dgate [N, H V], dgamma [V] += (NULL when gamma is), dbias [H V] += (NULL when bias is) <- dy and the
+// forward's inputs.
 static MAYBE_UNUSED void gated_rmsnorm_backward(bf16 *do_, int64_t do_stride, bf16 *dgate, int64_t dgate_stride,
                                                 float *dgamma, float *dbias, float *scratch, const bf16 *dy,
                                                 int64_t dy_stride, const bf16 *o, int64_t o_stride, const bf16 *gate,
@@ -261,6 +323,14 @@ static MAYBE_UNUSED void gated_rmsnorm_backward(bf16 *do_, int64_t do_stride, bf
     fail(EXIT_INTERNAL, "gated_rmsnorm_backward: a gate bias without a gate");
   if (N == 0) return;
   int64_t chunks = ceil_div(N, GATED_NORM_CHUNK), blocks = chunks * gated_rmsnorm_groups(H, V);
+  if (!gamma) {
+    dim3 grid(grid_size(chunks, "output_gate_backward"), (unsigned)ceil_div((int64_t)H * V, 128 * 8));
+    output_gate_backward_kernel<<<grid, 128, 0, stream>>>(do_, dgate, scratch, dy, o, gate, bias, act, N, H * V,
+                                                          do_stride, dgate_stride, dy_stride, o_stride, gate_stride);
+    KERNEL_CHECK("output_gate_backward");
+    if (bias) partial_reduce(dbias, scratch, chunks, (int64_t)H * V, 1, stream);
+    return;
+  }
   float *partial_bias = scratch + blocks * V;
 #define GATED_LAUNCH_ACT(LANES, NV, ACT, BIAS)                                                                \
   gated_rmsnorm_backward_kernel<LANES, NV, ACT, BIAS>                                                         \

@@ -3,9 +3,12 @@
 //
 //   c_t = bias + sum_{j=0..3} weight[j] x_{t-3+j}     (depthwise, causal; tap 3 is the current token)
 //   a_t = silu(c_t)
-//   y_t = a_t (sum over the head of a_t^2 + 1e-6)^-1/2    in the first norm_channels channels (q and k), else a_t
+//   y_t = a_t (sum over the head of a_t^2 + 1e-6)^-1/2    in the first norm_channels channels (q and k), else a_t;
+//         with l1 a_t / (sum over the head of |a_t| + 1e-6)
 //   backward  dc = dy (after the norm: r (dy - y (y.dy))) silu'(c)      dx_t = sum_j weight[j] dc_{t+3-j}
 //             dweight[j] += sum over tokens of dc_t x_{t-3+j}           dbias += sum dc
+//             l1: dc = r (dy - sign(a) (y.dy)) silu'(c)
+// Two and three taps are four of which the first are 0: short_conv_widen, short_conv_narrow.
 //
 // Shapes: x, y, dy, dx [B T, C] bf16 with row strides (packed q|k|v rows); weight, dweight [C, 4] and bias, dbias [C]
 // fp32; weight NULL means no convolution (y = silu(x) and the norm), bias NULL none. K, the norm's head width, is 64,
@@ -16,7 +19,7 @@
 // A warp holds up to 256 channels (whole heads) and walks a strip of tokens; the last three tokens stay in registers
 // (as fp32).
 //
-// defines: short_conv_forward, short_conv_backward, short_conv_backward_scratch
+// defines: short_conv_forward, short_conv_backward, short_conv_backward_scratch, short_conv_widen, short_conv_narrow
 #ifndef GDN_CUDA_SHORT_CONV_CUH
 #define GDN_CUDA_SHORT_CONV_CUH
 
@@ -106,10 +109,11 @@ __device__ __forceinline__ void conv_history(float h[4][8], const bf16 *x, int s
   }
 }
 
-// LANES lanes hold one head. BIAS and DOCS are constants so that the usual case pays for neither. Strides are 32 bits
-// here: they count from the strip's own pointers. Inputs arrive through a ring in shared memory, by asynchronous
-// copies; each lane copies and reads its own 16 bytes, so that no barriers are needed. Token t0 + k is h[k].
-template <int LANES, bool BIAS, bool DOCS>
+// LANES lanes hold one head. BIAS, DOCS and L1 are constants so that the usual case pays for none; with L1 doc_start
+// may still be NULL. Strides are 32 bits here: they count from the strip's own pointers. Inputs arrive through a ring
+// in shared memory, by asynchronous copies; each lane copies and reads its own 16 bytes, so that no barriers are
+// needed. Token t0 + k is h[k].
+template <int LANES, bool BIAS, bool DOCS, bool L1 = false>
 __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 5)
     short_conv_forward_kernel(bf16 *y, int y_stride, const bf16 *x, int x_stride, const float *weight,
                               const float *bias, const int32_t *doc_start, int64_t B, int T, int C, int norm_channels,
@@ -122,7 +126,7 @@ __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 5)
   int lane = threadIdx.x % 32;
   Vec8(*ring)[32] = rings[threadIdx.x / 32];
   x += (s.row + s.begin) * x_stride + s.channel, y += (s.row + s.begin) * y_stride + s.channel;
-  if (DOCS) doc_start += s.row;
+  if (DOCS && (!L1 || doc_start)) doc_start += s.row;
   float h[4][8];
   conv_history(h, x, x_stride, s);
   uint32_t mine = (uint32_t)__cvta_generic_to_shared(&ring[0][lane]);
@@ -139,7 +143,7 @@ __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 5)
     for (int k = 0; k < 4; k++) {
       int t = t0 + k;
       if (t >= s.end) break;
-      if (DOCS) {  // what this token cannot see, no later one can
+      if (DOCS && (!L1 || doc_start)) {  // what this token cannot see, no later one can
         int seen = t - doc_start[t];
         if (seen < 3) zero8(h[(k + 1) % 4]);
         if (seen < 2) zero8(h[(k + 2) % 4]);
@@ -157,8 +161,9 @@ __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 5)
       if (s.normalise) {  // a lane without channels has zeros
         float sum = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++) sum += a[i] * a[i];
-        float r = rsqrtf(warp_sum<LANES>(sum) + SHORT_CONV_L2_EPS);
+        for (int i = 0; i < 8; i++) sum += L1 ? fabsf(a[i]) : a[i] * a[i];
+        float r = warp_sum<LANES>(sum) + SHORT_CONV_L2_EPS;
+        r = L1 ? 1.0f / r : rsqrtf(r);
 #pragma unroll
         for (int i = 0; i < 8; i++) a[i] *= r;
       }
@@ -171,7 +176,7 @@ __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 5)
 
 // dx of a token is complete three tokens later: p1, p2, p3 carry the unfinished ones. The three tokens after the strip
 // are walked too (for dx alone). At a document's first token the unfinished ones are stored at once.
-template <int LANES, bool BIAS, bool DOCS>
+template <int LANES, bool BIAS, bool DOCS, bool L1 = false>
 __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 3)
     short_conv_backward_kernel(bf16 *dx, int dx_stride, float *partial_weight, float *partial_bias, const bf16 *dy,
                                int dy_stride, const bf16 *x, int x_stride, const float *weight, const float *bias,
@@ -192,7 +197,7 @@ __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 3)
     Vec8(*ring)[2][32] = shared.rings[warp];
     x += (s.row + s.begin) * x_stride + s.channel, dy += (s.row + s.begin) * dy_stride + s.channel;
     dx += (s.row + s.begin) * dx_stride + s.channel;
-    if (DOCS) doc_start += s.row;
+    if (DOCS && (!L1 || doc_start)) doc_start += s.row;
     int stop = T - s.end > 3 ? s.end + 3 : T, first = s.begin;  // tokens before `first` are stored or not ours
     float h[4][8], p1[8], p2[8], p3[8];                         // p: unfinished dx of tokens t - 1, t - 2, t - 3
     conv_history(h, x, x_stride, s);
@@ -214,7 +219,7 @@ __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 3)
         const int k1 = (k + 3) % 4, k2 = (k + 2) % 4, k3 = (k + 1) % 4;  // tokens t - 1, t - 2, t - 3 in h
         int t = t0 + k;
         if (t >= stop) break;
-        if (DOCS) {
+        if (DOCS && (!L1 || doc_start)) {
           int seen = t - doc_start[t];
           if (seen < 3) zero8(h[k3]);
           if (seen < 2) zero8(h[k2]);
@@ -242,14 +247,17 @@ __global__ void __launch_bounds__(32 * SHORT_CONV_WARPS, 3)
           for (int i = 0; i < 8; i++) {
             sg[i] = sigmoid_fast(c[i]);
             c[i] *= sg[i];  // the activation
-            squares += c[i] * c[i];
+            squares += L1 ? fabsf(c[i]) : c[i] * c[i];
             product += c[i] * dc[i];
             sg[i] += c[i] - c[i] * sg[i];  // silu'
           }
-          float r = rsqrtf(warp_sum<LANES>(squares) + SHORT_CONV_L2_EPS);
-          float slope = warp_sum<LANES>(product) * r * r * r;
+          float r = warp_sum<LANES>(squares) + SHORT_CONV_L2_EPS;
+          r = L1 ? 1.0f / r : rsqrtf(r);
+          float slope = warp_sum<LANES>(product) * r * r;
+          if (!L1) slope *= r;
 #pragma unroll
-          for (int i = 0; i < 8; i++) dc[i] = (r * dc[i] - slope * c[i]) * sg[i];
+          for (int i = 0; i < 8; i++)
+            dc[i] = (r * dc[i] - slope * (L1 ? (float)((c[i] > 0) - (c[i] < 0)) : c[i])) * sg[i];
         } else {
 #pragma unroll
           for (int i = 0; i < 8; i++) {
@@ -356,6 +364,8 @@ static inline void short_conv_check(const char *kernel, int64_t T, int C, int no
         SHORT_CONV_LANES(K, false, false, LAUNCH); \
     }                                              \
   } while (0)
+#define SHORT_CONV_LAUNCH(LANES, BIAS, DOCS) SHORT_CONV_KERNEL(LANES, BIAS, DOCS, false)
+#define SHORT_CONV_LAUNCH_L1(LANES, BIAS, DOCS) SHORT_CONV_KERNEL(LANES, BIAS, DOCS, true)
 #define SHORT_CONV_LANES(K, BIAS, DOCS, LAUNCH) \
   do {                                          \
     if ((K) == 64)                              \
@@ -366,19 +376,48 @@ static inline void short_conv_check(const char *kernel, int64_t T, int C, int no
       LAUNCH(32, BIAS, DOCS);                   \
   } while (0)
 
+// Convolutions of two or three taps: wide [C, 4] <- weight [C, taps], and back, dweight [C, taps] += dwide [C, 4].
+static __global__ void short_conv_widen_kernel(float *wide, const float *weight, int taps, int64_t count) {
+  int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  int tap = (int)(i % 4) - (4 - taps);
+  if (i < count) wide[i] = tap < 0 ? 0.0f : weight[i / 4 * taps + tap];
+}
+static __global__ void short_conv_narrow_kernel(float *dweight, const float *dwide, int taps, int64_t count) {
+  int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) dweight[i] += dwide[i / taps * 4 + 4 - taps + i % taps];
+}
+static MAYBE_UNUSED void short_conv_widen(float *wide, const float *weight, int taps, int C, cudaStream_t stream) {
+  int64_t count = (int64_t)C * 4;
+  short_conv_widen_kernel<<<grid_size(ceil_div(count, 256), "short_conv_widen"), 256, 0, stream>>>(wide, weight, taps,
+                                                                                                   count);
+  KERNEL_CHECK("short_conv_widen");
+}
+static MAYBE_UNUSED void short_conv_narrow(float *dweight, const float *dwide, int taps, int C, cudaStream_t stream) {
+  int64_t count = (int64_t)C * taps;
+  short_conv_narrow_kernel<<<grid_size(ceil_div(count, 256), "short_conv_narrow"), 256, 0, stream>>>(dweight, dwide,
+                                                                                                     taps, count);
+  KERNEL_CHECK("short_conv_narrow");
+}
+
 // y [B T, C] <- x [B T, C], weight [C, 4] or NULL, bias [C] or NULL. norm_channels 0: no norm (Mamba-2; K is ignored).
+// l1: the L1 norm, not with a bias.
 static MAYBE_UNUSED void short_conv_forward(bf16 *y, int64_t y_stride, const bf16 *x, int64_t x_stride,
                                             const float *weight, const float *bias, const int32_t *doc_start, int64_t B,
-                                            int64_t T, int C, int norm_channels, int K, cudaStream_t stream) {
+                                            int64_t T, int C, int norm_channels, int K, cudaStream_t stream,
+                                            bool l1 = false) {
   short_conv_check("short_conv_forward", T, C, norm_channels, K, y_stride, x_stride);
+  if (l1 && bias) fail(EXIT_INTERNAL, "short_conv_forward: an L1 norm and a bias");
   if (B * T == 0 || C == 0) return;
   int strip = SHORT_CONV_FORWARD_STRIP;
   unsigned blocks = grid_size(short_conv_blocks(B, T, C, norm_channels, K, strip), "short_conv_forward");
-#define SHORT_CONV_LAUNCH(LANES, BIAS, DOCS)                                                  \
-  short_conv_forward_kernel<LANES, BIAS, DOCS><<<blocks, 32 * SHORT_CONV_WARPS, 0, stream>>>( \
+#define SHORT_CONV_KERNEL(LANES, BIAS, DOCS, L1)                                                  \
+  short_conv_forward_kernel<LANES, BIAS, DOCS, L1><<<blocks, 32 * SHORT_CONV_WARPS, 0, stream>>>( \
       y, (int)y_stride, x, (int)x_stride, weight, bias, doc_start, B, (int)T, C, norm_channels, K, strip)
-  SHORT_CONV_DISPATCH(K, bias, doc_start, SHORT_CONV_LAUNCH);
-#undef SHORT_CONV_LAUNCH
+  if (l1)
+    SHORT_CONV_LANES(K, false, true, SHORT_CONV_LAUNCH_L1);
+  else
+    SHORT_CONV_DISPATCH(K, bias, doc_start, SHORT_CONV_LAUNCH);
+#undef SHORT_CONV_KERNEL
   KERNEL_CHECK("short_conv_forward");
 }
 
@@ -386,8 +425,9 @@ static MAYBE_UNUSED void short_conv_forward(bf16 *y, int64_t y_stride, const bf1
 static MAYBE_UNUSED void short_conv_backward(bf16 *dx, int64_t dx_stride, float *dweight, float *dbias, float *scratch,
                                              const bf16 *dy, int64_t dy_stride, const bf16 *x, int64_t x_stride,
                                              const float *weight, const float *bias, const int32_t *doc_start,
-                                             int64_t B, int64_t T, int C, int norm_channels, int K,
-                                             cudaStream_t stream) {
+                                             int64_t B, int64_t T, int C, int norm_channels, int K, cudaStream_t stream,
+                                             bool l1 = false) {
+  if (l1 && bias) fail(EXIT_INTERNAL, "short_conv_backward: an L1 norm and a bias");
   short_conv_check("short_conv_backward", T, C, norm_channels, K, dx_stride, dy_stride);
   require_multiple("short_conv_backward", "a row stride", x_stride, 8);
   if (B * T == 0 || C == 0) return;
@@ -395,12 +435,15 @@ static MAYBE_UNUSED void short_conv_backward(bf16 *dx, int64_t dx_stride, float 
   int64_t groups = short_conv_groups(B, T, strip);
   unsigned blocks = grid_size(short_conv_blocks(B, T, C, norm_channels, K, strip), "short_conv_backward");
   float *partial_bias = scratch + groups * C * 4;
-#define SHORT_CONV_LAUNCH(LANES, BIAS, DOCS)                                                                       \
-  short_conv_backward_kernel<LANES, BIAS, DOCS><<<blocks, 32 * SHORT_CONV_WARPS, 0, stream>>>(                     \
+#define SHORT_CONV_KERNEL(LANES, BIAS, DOCS, L1)                                                                   \
+  short_conv_backward_kernel<LANES, BIAS, DOCS, L1><<<blocks, 32 * SHORT_CONV_WARPS, 0, stream>>>(                 \
       dx, (int)dx_stride, scratch, partial_bias, dy, (int)dy_stride, x, (int)x_stride, weight, bias, doc_start, B, \
       (int)T, C, norm_channels, K, strip)
-  SHORT_CONV_DISPATCH(K, bias, doc_start, SHORT_CONV_LAUNCH);
-#undef SHORT_CONV_LAUNCH
+  if (l1)
+    SHORT_CONV_LANES(K, false, true, SHORT_CONV_LAUNCH_L1);
+  else
+    SHORT_CONV_DISPATCH(K, bias, doc_start, SHORT_CONV_LAUNCH);
+#undef SHORT_CONV_KERNEL
   KERNEL_CHECK("short_conv_backward");
   if (weight) partial_reduce(dweight, scratch, groups, (int64_t)C * 4, 1, stream);
   if (bias) partial_reduce(dbias, partial_bias, groups, C, 1, stream);
