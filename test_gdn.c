@@ -9,7 +9,9 @@
 
 #include <omp.h>
 #include <pthread.h>
+#include <unistd.h>
 #include "dev/test/check_report.h"  // check, check_close, report_end
+#include "gdn/forecast.h"           // gpu_activations
 #include "gdn/engine.h"             // EngineApi, engine_cpu_f32, engine_cpu_f64
 #include "gdn/init.h"               // init_tensor
 
@@ -886,6 +888,114 @@ static void test_cuda_variants(const int *lengths) {
   }
 }
 
+// --recompute norms and all: loss and gradients have the bits of none, twice in a row, with less memory. The engines
+// read the choice of matrix product algorithms, which timing decides, from one file.
+static void test_cuda_recompute(const char *pattern, int ff, int documents) {
+  const EngineApi *api = &engine_cuda;
+  enum { B = 2, T = 200, N = B * T };
+  Config c = cuda_config(pattern, 2, 2, 64, 64);
+  c.ff = ff, c.boundary_reset = documents, c.bos = 0;
+  Model m = model_make(c, 93);
+  int32_t tokens[N], targets[N];
+  random_tokens(tokens, targets, N, c.vocab, 17);
+  for (int n = 0; n < N; n++)  // three documents a row
+    tokens[n] = n % T == 37 || n % T == 64 ? c.bos : tokens[n] == c.bos ? 1 : tokens[n];
+  char dir[] = "/tmp/test_gdn_XXXXXX", path[64];
+  if (!check(mkdtemp(dir) != NULL, "no folder %s", dir)) return;
+  int64_t total = m.t.total, memory[RECOMPUTE_COUNT];
+  double *grads[RECOMPUTE_COUNT], loss[RECOMPUTE_COUNT];
+  for (int r = 0; r < RECOMPUTE_COUNT; r++) {
+    EngineSettings s;
+    Error err;
+    memset(&s, 0, sizeof s);
+    s.max_rows = B, s.max_len = T, s.train = 1, s.recompute = r, s.cache_dir = dir;
+    if (api->check(&m.c, &s, &err)) fail_error(&err);
+    Engine *e = api->create(&m.c, &m.t, &s, &err);
+    if (!e) fail_error(&err);
+    api->write64(e, ARENA_PARAM, 0, total, m.params);
+    memory[r] = api->memory_bytes(e);
+    grads[r] = (double *)alloc_array(total, sizeof(double), "test");
+    for (int pass = 0; pass < 2; pass++) {  // the second finds what the first left in the shared buffers
+      api->zero_grad(e);
+      if (pass) api->loss_scale(e, 1.0 / N);
+      loss[r] = api->forward(e, tokens, targets, B, T, 0);
+      api->backward(e, 1.0 / N);
+      api->read64(e, ARENA_GRAD, 0, total, grads[r]);
+      double norm = 0;
+      for (int64_t i = 0; i < total; i++) norm += grads[r][i] * grads[r][i];
+      check(norm > 0 && isfinite(norm), "%s --recompute %s: gradient norm %g", pattern, recompute_names[r], norm);
+      for (int i = 0; i < m.t.n; i++)
+        check(!memcmp(grads[r] + m.t.specs[i].offset, grads[0] + m.t.specs[i].offset,
+                      (size_t)m.t.specs[i].count * sizeof(double)),
+              "%s --recompute %s, pass %d: gradient of %s has other bits than with none", pattern, recompute_names[r],
+              pass + 1, m.t.specs[i].name);
+      check(loss[r] == loss[0], "%s --recompute %s, pass %d: loss %.17g, %.17g with none", pattern, recompute_names[r],
+            pass + 1, loss[r], loss[0]);
+    }
+    api->destroy(e);
+  }
+  check(c.layers < 2 || (memory[2] < memory[1] && memory[1] < memory[0]), "%s: memory %lld, %lld, %lld", pattern,
+        (long long)memory[0], (long long)memory[1], (long long)memory[2]);
+  printf("cuda %-28s recompute: %.1f, %.1f, %.1f MiB\n", pattern, (double)memory[0] / (1 << 20),
+         (double)memory[1] / (1 << 20), (double)memory[2] / (1 << 20));
+  snprintf(path, sizeof path, "%s/cublaslt.txt", dir);
+  remove(path), rmdir(dir);
+  for (int r = 0; r < RECOMPUTE_COUNT; r++) free(grads[r]);
+  model_free(&m);
+}
+
+// The engine's own count of its memory against what it allocates.
+static void test_cuda_memory_bytes(void) {
+  static const char *const patterns[] = {"gdn", "gdn2 swa", "mamba2 attn"};
+  for (int p = 0; p < 3; p++)
+    for (int train = 0; train < 2; train++)
+      for (int r = 0; r < RECOMPUTE_COUNT; r++) {
+        Model m = model_make(cuda_config(patterns[p], 2, 2, 64, 64), 3);
+        EngineSettings s;
+        Error err;
+        int64_t bytes[MEMORY_KINDS], sum = 0;
+        memset(&s, 0, sizeof s);
+        s.max_rows = 3, s.max_len = 100, s.train = train, s.recompute = r, s.max_state = train ? 0 : 500;
+        engine_cuda.memory_plan(&m.c, &m.t, &s, bytes);
+        for (int k = 0; k < MEMORY_KINDS; k++) sum += bytes[k];
+        Engine *e = engine_cuda.create(&m.c, &m.t, &s, &err);
+        if (!e) fail_error(&err);
+        check(engine_cuda.memory_bytes(e) == sum, "%s train %d recompute %d: %lld bytes planned, %lld allocated",
+              patterns[p], train, r, (long long)sum, (long long)engine_cuda.memory_bytes(e));
+        engine_cuda.destroy(e), model_free(&m);
+      }
+}
+
+// The forecast of the activations, kind by kind, against the CUDA engine's own count: 1%, and 1 MiB for partial sums
+// that the forecast leaves out and for arrays that end at multiples of 256 bytes. Needs no GPU.
+static void test_cuda_forecast(void) {
+  for (int p = 0; p < preset_count; p++)
+    for (int r = 0; r < RECOMPUTE_COUNT; r++)
+      for (int size = 0; size < 3; size++) {
+        static const int rows[] = {8, 1, 3}, lengths[] = {4096, 2048, 1000};
+        if (!strncmp(presets[p].name, "tiny-", 5)) continue;  // heads that the GPU's kernels do not take
+        Config c = preset_config(&presets[p]);
+        ParamTable t = param_table_build(&c);
+        EngineSettings s;
+        int64_t bytes[MEMORY_KINDS];
+        double kinds[MEMORY_KINDS], sum = 0, forecast;
+        memset(&s, 0, sizeof s);
+        s.max_rows = rows[size], s.max_len = lengths[size], s.train = 1, s.recompute = r;
+        engine_cuda.memory_plan(&c, &t, &s, bytes);
+        forecast = gpu_activations(kinds, &c, &t, s.max_rows, s.max_len, r);
+        for (int k = MEMORY_RESIDUAL; k < MEMORY_KINDS; k++) {
+          double have = (double)bytes[k];
+          sum += have;
+          check(fabs(kinds[k] - have) <= 0.01 * have + (1 << 20),
+                "%s %d x %d --recompute %s: %s %.1f MiB, forecast %.1f", presets[p].name, s.max_rows, s.max_len,
+                recompute_names[r], memory_names[k], have / (1 << 20), kinds[k] / (1 << 20));
+        }
+        check(fabs(forecast - sum) <= 0.01 * sum, "%s %d x %d --recompute %s: %.1f MiB, forecast %.1f", presets[p].name,
+              s.max_rows, s.max_len, recompute_names[r], sum / (1 << 20), forecast / (1 << 20));
+        param_table_free(&t);
+      }
+}
+
 static void test_cuda_all(int quick) {
   test_cuda_read_behind();
   static const int lengths[] = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 129, 289};
@@ -941,6 +1051,12 @@ static void test_cuda_all(int quick) {
   c = cuda_config("mamba2 gdn swa", 2, 2, 64, 64), c.boundary_reset = 1, c.bos = 0,
   test_cuda("h2 documents", c, 2, 129, 0);
   test_cuda_variants(lengths);
+  test_cuda_memory_bytes();
+  static const char *const recomputed[] = {"gdn gdn",       "gdn2 gdn2", "kda deltanet",
+                                           "mamba2 mamba2", "swa swa",   "mamba2 gdn swa"};
+  for (int i = 0; i < 6; i++)
+    for (int documents = 0; documents < 2; documents++) test_cuda_recompute(recomputed[i], 192, documents);
+  test_cuda_recompute("gdn", 192, 1), test_cuda_recompute("gdn2 swa mamba2", 0, 1);
   if (!quick) {
     test_cuda("gdn 4096", cuda_config("gdn swa", 2, 2, 128, 256), 1, 4096, 0);
     test_cuda_steps("gdn", cuda_config("gdn", 2, 2, 64, 128));
@@ -979,6 +1095,8 @@ int main(int argc, char **argv) {
   int quick = argc > 1 && !strcmp(argv[1], "--quick");
 #ifdef WITH_CUDA
   if (argc == 3 && !strcmp(argv[1], "--only")) only = argv[2];
+  test_cuda_forecast();
+  if (argc > 1 && !strcmp(argv[1], "--forecast")) return report_end();  // all that needs no GPU
   test_cuda_all(quick);
   return report_end();
 #else

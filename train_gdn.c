@@ -1725,6 +1725,9 @@ static int cpu_check(const Config *c, const EngineSettings *s, Error *err) {
   if ((int64_t)s->max_rows * s->max_len > INT32_MAX / 8)
     return error_set(err, EXIT_CONFIG, "a micro-batch of %d x %d tokens is too large: use a smaller --batch",
                      s->max_rows, s->max_len);
+  if (s->recompute != RECOMPUTE_NONE)
+    return error_set(err, EXIT_CONFIG, "--recompute %s: the CPU engine keeps every activation; needed none",
+                     recompute_names[s->recompute]);
   return 0;
 }
 
@@ -1882,19 +1885,33 @@ const EngineApi engine_cpu_f64 = {"cpu-f64",
 #else
 const EngineApi engine_cpu_f32 = {"cpu-f32",
 #endif
-                                   sizeof(real),     0,
-                                   cpu_check,        cpu_create,
-                                   cpu_destroy,      cpu_read,
-                                   cpu_write,        cpu_read64,
-                                   cpu_write64,      cpu_arena,
-                                   model_forward,    cpu_losses,
-                                   cpu_logits,       model_backward,
-                                   cpu_zero_grad,    model_grad_sumsq,
-                                   model_update,     cpu_reset_state,
-                                   cpu_activation,   cpu_synchronize,
-                                   cpu_memory_bytes, NULL,
-                                   NULL,             NULL,
-                                   NULL,             NULL,
+                                   sizeof(real),
+                                   0,
+                                   cpu_check,
+                                   cpu_create,
+                                   cpu_destroy,
+                                   cpu_read,
+                                   cpu_write,
+                                   cpu_read64,
+                                   cpu_write64,
+                                   cpu_arena,
+                                   model_forward,
+                                   cpu_losses,
+                                   cpu_logits,
+                                   model_backward,
+                                   cpu_zero_grad,
+                                   model_grad_sumsq,
+                                   model_update,
+                                   cpu_reset_state,
+                                   cpu_activation,
+                                   cpu_synchronize,
+                                   cpu_memory_bytes,
+                                   NULL,
+                                   NULL,
+                                   NULL,
+                                   NULL,
+                                   NULL,
+                                   NULL,
                                    NULL};
 
 // ----------------------------------------------------------------------------

@@ -7,7 +7,8 @@
 //
 // A forward pass saves, for each layer: the residual and its norm, the packed projections, q, k, v behind the convolution,
 // the mixer's output before and after norm and gate, the MLP's gate and up, and what the delta rule needs (its per-chunk
-// matrices and states). SwiGLU's product is computed again in the backward pass.
+// matrices and states). SwiGLU's product is computed again in the backward pass; with --recompute norms also the outputs
+// of the norms, with all everything but the residual that enters a layer, by the same kernels, hence to the same bits.
 
 #include <math.h>
 #include <stdint.h>
@@ -91,6 +92,7 @@ struct Engine {
   ClipState *clip;
   char *memory;
   int64_t memory_bytes, own_bytes;
+  int64_t memory_of[MEMORY_KINDS];  // parts of memory_bytes
   double hinted_scale;  // backward's scale, known before the forward: the head's backward is then done in the forward
   int head_done;        // of this forward
   int tuned;            // scratch of measuring matrix products was released
@@ -145,75 +147,108 @@ static int64_t conv_wide_floats(const Config *c, int columns) {
   return c->conv_size == 2 || c->conv_size == 3 ? (int64_t)8 * columns : 0;
 }
 
+typedef struct {  // a piece of GPU memory that is being given out; base NULL: only counted
+  char *base;
+  int64_t used, bytes[MEMORY_KINDS];
+} Room;
+
 template <typename Type>
-static Type *take(char *base, int64_t *used, int64_t n) {  // the next n elements, NULL while only counting
-  Type *p = base ? (Type *)(base + *used) : NULL;
-  *used += (n * (int64_t)sizeof(Type) + 255) / 256 * 256;
+static Type *take(Room *room, MemoryKind kind, int64_t n) {  // the next n elements
+  Type *p = room->base ? (Type *)(room->base + room->used) : NULL;
+  int64_t bytes = (n * (int64_t)sizeof(Type) + 255) / 256 * 256;
+  room->used += bytes, room->bytes[kind] += bytes;
   return p;
 }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Everything of fixed size for the largest micro-batch: counted with base NULL, then bound.
+// The buffers of layer i: from `own` what it keeps until its backward pass, from `shared` what every layer overwrites.
+static void layer_bind(Engine *e, int i, Room *own, Room *shared) {
+  const Config *c = &e->c;
+  const LayerLayout *l = &e->table->layers[i];
+  int B = e->set.max_rows, T = e->set.max_len, level = e->set.train ? e->set.recompute : RECOMPUTE_ALL;
+  int64_t N = (int64_t)B * T, d = c->width, ff = c->ff;
+  MixerSizes m = mixer_sizes(c, l, B, T);
+  LayerActs *a = &e->acts[i];
+  Room *input = e->set.train ? own : shared, *norms = level == RECOMPUTE_NONE ? own : shared,
+       *rest = level == RECOMPUTE_ALL ? shared : own;
+  memset(a, 0, sizeof *a);
+  a->x = take<bf16>(input, MEMORY_RESIDUAL, N * d), a->h = take<bf16>(norms, MEMORY_RESIDUAL, N * d);
+  a->rstd = take<float>(rest, MEMORY_RESIDUAL, N);
+  a->packed = take<bf16>(rest, MEMORY_PROJECTIONS, N * m.rows), a->o = take<bf16>(rest, MEMORY_MIXER, N * m.val);
+  if (mixer_is_attention(l->mixer)) {
+    a->lse = take<float>(rest, MEMORY_MIXER, N * c->attn_heads), a->oy = a->o;
+  } else {
+    a->y = take<bf16>(rest, MEMORY_PROJECTIONS, N * m.conv_cols), a->oy = take<bf16>(norms, MEMORY_MIXER, N * m.val);
+    a->saved = take<char>(rest, MEMORY_MIXER, (int64_t)delta_rule_saved_bytes(&m.delta));
+    if (l->f_up >= 0) a->f = take<bf16>(rest, MEMORY_PROJECTIONS, N * m.gates);
+    if (l->g_up >= 0) a->gate = take<bf16>(rest, MEMORY_PROJECTIONS, N * m.val);
+  }
+  a->x1 = take<bf16>(rest, MEMORY_RESIDUAL, N * d);
+  if (ff) {
+    a->h1 = take<bf16>(norms, MEMORY_RESIDUAL, N * d), a->rstd1 = take<float>(rest, MEMORY_RESIDUAL, N);
+    a->gu = take<bf16>(rest, MEMORY_MLP, N * 2 * ff);
+  }
+}
+
+// Everything of fixed size for the largest micro-batch: counted with base NULL, then bound. First what the layers
+// share, then what each keeps, then the rest.
 static int64_t engine_bind(Engine *e, char *base) {
   const Config *c = &e->c;
   int B = e->set.max_rows, T = e->set.max_len, train = e->set.train;
-  int64_t N = (int64_t)B * T, d = c->width, ff = c->ff, used = 0, most = 0, packed = 0, conv = 0, val = 0, delta = 0, gates = 0, wide = 0;
+  int64_t N = (int64_t)B * T, d = c->width, ff = c->ff, packed = 0, conv = 0, val = 0, delta = 0, gates = 0, wide = 0;
   int64_t partial = larger(rmsnorm_backward_scratch(N, c->width), embedding_backward_scratch(N, c->width));
   int head_dim = 0;
+  Room room;
+  memset(&room, 0, sizeof room);
+  for (int i = 0; i < c->layers; i++) {
+    Room own, shared;
+    memset(&own, 0, sizeof own), memset(&shared, 0, sizeof shared);
+    layer_bind(e, i, &own, &shared);
+    room.used = larger(room.used, shared.used);
+  }
+  room.base = base, room.bytes[MEMORY_SHARED] = room.used;
   for (int i = 0; i < c->layers; i++) {
     const LayerLayout *l = &e->table->layers[i];
     MixerSizes m = mixer_sizes(c, l, B, T);
-    LayerActs *a = &e->acts[i];
-    if (!train && i) {  // nothing is kept: all layers share one set
-      most = larger(most, used), used = 0;
-    }
-    memset(a, 0, sizeof *a);
-    a->x = take<bf16>(base, &used, N * d), a->h = take<bf16>(base, &used, N * d), a->rstd = take<float>(base, &used, N);
-    a->packed = take<bf16>(base, &used, N * m.rows), a->o = take<bf16>(base, &used, N * m.val);
-    if (mixer_is_attention(l->mixer)) {
-      a->lse = take<float>(base, &used, N * c->attn_heads), a->oy = a->o, head_dim = c->attn_head_dim;
-      partial = larger(partial, sliding_attention_scratch_floats(&m.attention));
-    } else {
-      a->y = take<bf16>(base, &used, N * m.conv_cols), a->oy = take<bf16>(base, &used, N * m.val);
-      a->saved = take<char>(base, &used, (int64_t)delta_rule_saved_bytes(&m.delta));
-      if (l->f_up >= 0) a->f = take<bf16>(base, &used, N * m.gates);
-      if (l->g_up >= 0) a->gate = take<bf16>(base, &used, N * m.val);
-      gates = larger(gates, m.gates), wide = larger(wide, l->g_up >= 0 ? m.val : 0);
-      delta = larger(delta, (int64_t)delta_rule_scratch_bytes(&m.delta));
-      partial = larger(partial, conv_wide_floats(c, m.conv_cols) + short_conv_backward_scratch(B, T, m.conv_cols));
-      if (l->mixer == MIX_MAMBA2)
-        partial = larger(partial, larger(rmsnorm_gate_first_backward_scratch(N, m.val), skip_backward_scratch(N, m.val)));
-      else
-        partial = larger(partial, gated_rmsnorm_backward_scratch(N, c->v_heads, c->head_v));
-    }
-    a->x1 = take<bf16>(base, &used, N * d);
-    if (ff) {
-      a->h1 = take<bf16>(base, &used, N * d), a->rstd1 = take<float>(base, &used, N);
-      a->gu = take<bf16>(base, &used, N * 2 * ff);
-    }
+    Room shared;
+    memset(&shared, 0, sizeof shared), shared.base = base;
+    layer_bind(e, i, &room, &shared);
     packed = larger(packed, m.rows), conv = larger(conv, m.conv_cols), val = larger(val, m.val);
+    if (mixer_is_attention(l->mixer)) {
+      head_dim = c->attn_head_dim;
+      partial = larger(partial, sliding_attention_scratch_floats(&m.attention));
+      continue;
+    }
+    gates = larger(gates, m.gates), wide = larger(wide, l->g_up >= 0 ? m.val : 0);
+    delta = larger(delta, (int64_t)delta_rule_scratch_bytes(&m.delta));
+    partial = larger(partial, conv_wide_floats(c, m.conv_cols) + short_conv_backward_scratch(B, T, m.conv_cols));
+    if (l->mixer == MIX_MAMBA2)
+      partial = larger(partial, larger(rmsnorm_gate_first_backward_scratch(N, m.val), skip_backward_scratch(N, m.val)));
+    else
+      partial = larger(partial, gated_rmsnorm_backward_scratch(N, c->v_heads, c->head_v));
   }
-  used = larger(used, most);
-  e->x_end = take<bf16>(base, &used, N * d), e->h_end = take<bf16>(base, &used, N * d);
-  e->rstd_end = take<float>(base, &used, N), e->losses = take<float>(base, &used, N);
-  e->s = take<bf16>(base, &used, N * ff);
+  const MemoryKind work = MEMORY_WORKSPACE;
+  e->x_end = take<bf16>(&room, work, N * d), e->h_end = take<bf16>(&room, work, N * d);
+  e->rstd_end = take<float>(&room, work, N), e->losses = take<float>(&room, work, N);
+  e->s = take<bf16>(&room, work, N * ff);
   e->head_rows = N < HEAD_ROWS ? N : (int64_t)HEAD_ROWS;
-  e->logits = take<bf16>(base, &used, e->head_rows * e->table->vocab_rows);
-  e->ids = take<int32_t>(base, &used, N), e->targets = take<int32_t>(base, &used, N);
-  e->doc_start = take<int32_t>(base, &used, N);
-  e->rope = take<float2>(base, &used, (int64_t)T * (head_dim / 2));
-  e->total = take<double>(base, &used, 4), e->clip = take<ClipState>(base, &used, 1);
-  e->scratch = take<float>(base, &used, larger(partial, gradient_sum_squares_scratch()));
+  e->logits = take<bf16>(&room, MEMORY_LOGITS, e->head_rows * e->table->vocab_rows);
+  e->ids = take<int32_t>(&room, work, N), e->targets = take<int32_t>(&room, work, N);
+  e->doc_start = take<int32_t>(&room, work, N);
+  e->rope = take<float2>(&room, work, (int64_t)T * (head_dim / 2));
+  e->total = take<double>(&room, work, 4), e->clip = take<ClipState>(&room, work, 1);
+  e->scratch = take<float>(&room, work, larger(partial, gradient_sum_squares_scratch()));
   if (train) {
-    e->sorted = take<int32_t>(base, &used, embedding_sort_scratch(N, c->vocab));
-    e->dx = take<bf16>(base, &used, N * d), e->dh = take<bf16>(base, &used, N * d);
-    e->dpacked = take<bf16>(base, &used, N * packed), e->dy = take<bf16>(base, &used, N * conv);
-    e->d_o = take<bf16>(base, &used, N * val), e->d_oy = take<bf16>(base, &used, N * val);
-    e->delta_scratch = take<char>(base, &used, delta);
-    e->df = take<bf16>(base, &used, N * gates), e->dgate = take<bf16>(base, &used, N * wide);
+    e->sorted = take<int32_t>(&room, work, embedding_sort_scratch(N, c->vocab));
+    e->dx = take<bf16>(&room, work, N * d), e->dh = take<bf16>(&room, work, N * d);
+    e->dpacked = take<bf16>(&room, work, N * packed), e->dy = take<bf16>(&room, work, N * conv);
+    e->d_o = take<bf16>(&room, work, N * val), e->d_oy = take<bf16>(&room, work, N * val);
+    e->delta_scratch = take<char>(&room, work, delta);
+    e->df = take<bf16>(&room, work, N * gates), e->dgate = take<bf16>(&room, work, N * wide);
   }
-  return used;
+  memcpy(e->memory_of, room.bytes, sizeof e->memory_of);
+  return room.used;
 }
 
 static const float *param(const Engine *e, int64_t offset) { return offset < 0 ? NULL : vectors_at(&e->vectors, offset); }
@@ -254,6 +289,21 @@ static const float *conv_taps(Engine *e, const LayerLayout *l, const MixerSizes 
   return e->scratch;
 }
 
+static void mixer_output_forward(Engine *e, const LayerLayout *l, LayerActs *a, const MixerSizes *m) {  // oy from o
+  const Config *c = &e->c;
+  int64_t N = (int64_t)e->B * e->T;
+  if (l->mixer == MIX_MAMBA2) {
+    int cols = m->val / c->mamba_groups;  // a norm of its own for each group
+    for (int j = 0; j < m->val; j += cols)
+      rmsnorm_gate_first_forward(a->oy + j, m->val, a->o + j, m->val, a->packed + l->gate + j, m->rows,
+                                 param(e, l->o_norm) + j, (float)c->norm_eps, N, cols, e->stream);
+  } else {
+    gated_rmsnorm_forward(a->oy, m->val, a->o, m->val, a->gate ? a->gate : l->gate >= 0 ? a->packed + l->gate : NULL,
+                          a->gate ? m->val : m->rows, param(e, l->o_norm), param(e, l->g_up_bias),
+                          activation_of(c, l->mixer), (float)c->norm_eps, N, c->v_heads, c->head_v, e->stream);
+  }
+}
+
 static void recurrent_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *a, const MixerSizes *m) {
   const Config *c = &e->c;
   int64_t N = (int64_t)e->B * e->T;
@@ -271,18 +321,10 @@ static void recurrent_mixer_forward(Engine *e, const LayerLayout *l, LayerActs *
   DeltaRuleInputs in = delta_inputs(e, l, a, m);
   Error err;
   delta_call(delta_rule_forward({a->o, m->val}, a->saved, &in, &m->delta, e->stream, &err), &err);
-  if (mamba) {
+  if (mamba)
     skip_forward(a->o, m->val, a->y, m->conv_cols, param(e, l->d_skip), N, m->delta.value_heads, m->delta.value_dim,
                  e->stream);
-    int cols = m->val / c->mamba_groups;  // a norm of its own for each group
-    for (int j = 0; j < m->val; j += cols)
-      rmsnorm_gate_first_forward(a->oy + j, m->val, a->o + j, m->val, a->packed + l->gate + j, m->rows,
-                                 param(e, l->o_norm) + j, (float)c->norm_eps, N, cols, e->stream);
-  } else {
-    gated_rmsnorm_forward(a->oy, m->val, a->o, m->val, a->gate ? a->gate : l->gate >= 0 ? a->packed + l->gate : NULL,
-                          a->gate ? m->val : m->rows, param(e, l->o_norm), param(e, l->g_up_bias), activation_of(c, l->mixer), (float)c->norm_eps, N, c->v_heads,
-                          c->head_v, e->stream);
-  }
+  mixer_output_forward(e, l, a, m);
 }
 
 static void recurrent_mixer_backward(Engine *e, const LayerLayout *l, const LayerActs *a, const MixerSizes *m) {
@@ -355,7 +397,7 @@ static void attention_mixer_backward(Engine *e, const LayerLayout *l, const Laye
                              e->stream);
 }
 
-// x_out = x + mixer(RMSNorm(x));  x_out += MLP(RMSNorm(x_out))
+// x_out = x + mixer(RMSNorm(x));  x_out += MLP(RMSNorm(x_out)). x_out NULL: only what the layer's backward pass reads.
 static void layer_forward(Engine *e, int i, bf16 *x_out) {
   const Config *c = &e->c;
   const LayerLayout *l = &e->table->layers[i];
@@ -370,10 +412,12 @@ static void layer_forward(Engine *e, int i, bf16 *x_out) {
   else
     recurrent_mixer_forward(e, l, a, &m);
   bf16 *x1 = ff ? a->x1 : x_out;
+  if (!x1) return;
   matmul_forward(e->matmul, x1, d, a->oy, m.val, weight(e, l->o_proj), m.val, a->x, d, N, m.val, d, e->stream);
   if (!ff) return;
   rmsnorm_forward(a->h1, a->rstd1, a->x1, param(e, l->mlp_norm), (float)c->norm_eps, N, d, e->stream);
   matmul_forward(e->matmul, a->gu, 2 * ff, a->h1, d, weight(e, l->gate_up), d, NULL, 0, N, d, 2 * ff, e->stream);
+  if (!x_out) return;
   swiglu_forward(e->s, a->gu, N, ff, 2 * ff, e->stream);
   matmul_forward(e->matmul, x_out, d, e->s, ff, weight(e, l->down), ff, a->x1, d, N, ff, d, e->stream);
 }
@@ -386,7 +430,11 @@ static void layer_backward(Engine *e, int i) {
   int d = c->width, ff = c->ff;
   int64_t N = (int64_t)e->B * e->T;
   MixerSizes m = mixer_sizes(c, l, e->B, e->T);
+  int norms = e->set.recompute == RECOMPUTE_NORMS;
+  // the last layer's activations still lie in the buffers that the layers share
+  if (e->set.recompute == RECOMPUTE_ALL && i + 1 < c->layers) layer_forward(e, i, NULL);
   if (ff) {
+    if (norms) rmsnorm_forward(a->h1, a->rstd1, a->x1, param(e, l->mlp_norm), (float)c->norm_eps, N, d, e->stream);
     matmul_dgrad(e->matmul, e->s, ff, e->dx, d, weight(e, l->down), ff, N, ff, d, 0, e->stream);
     swiglu_backward(a->gu, e->s, e->s, N, ff, 2 * ff, e->stream);  // gu: its gradient, s: the product again
     matmul_wgrad(e->matmul, grad(e, l->down), ff, e->dx, d, e->s, ff, N, ff, d, 1, e->stream);
@@ -395,6 +443,7 @@ static void layer_backward(Engine *e, int i) {
     rmsnorm_backward(e->dx, grad(e, l->mlp_norm), e->scratch, e->dh, a->x1, param(e, l->mlp_norm), a->rstd1, N, d, 1,
                      e->stream);
   }
+  if (norms && !mixer_is_attention(l->mixer)) mixer_output_forward(e, l, a, &m);
   matmul_wgrad(e->matmul, grad(e, l->o_proj), m.val, e->dx, d, a->oy, m.val, N, m.val, d, 1, e->stream);
   matmul_dgrad(e->matmul, e->d_oy, m.val, e->dx, d, weight(e, l->o_proj), m.val, N, m.val, d, 0, e->stream);
   int used = l->in_used;
@@ -405,6 +454,7 @@ static void layer_backward(Engine *e, int i) {
     attention_mixer_backward(e, l, a, &m);
   else
     recurrent_mixer_backward(e, l, a, &m);
+  if (norms) rmsnorm_forward(a->h, a->rstd, a->x, param(e, l->attn_norm), (float)c->norm_eps, N, d, e->stream);
   matmul_wgrad(e->matmul, grad(e, l->in_proj), d, e->dpacked, m.rows, a->h, d, N, d, m.rows, 1, e->stream);
   matmul_dgrad(e->matmul, e->dh, d, e->dpacked, m.rows, weight(e, l->in_proj), d, N, d, m.rows, 0, e->stream);
   rmsnorm_backward(e->dx, grad(e, l->attn_norm), e->scratch, e->dh, a->x, param(e, l->attn_norm), a->rstd, N, d, 1,
@@ -679,7 +729,6 @@ static int cuda_check_config(const Config *c, const EngineSettings *s, Error *er
   NEED(c->ff % 8 == 0, "MLP size %d on the GPU: needed a multiple of 8; change --ff", c->ff);
   NEED((c->vocab + 7) / 8 * 8 <= CLASSIFIER_MAX_VOCAB, "vocabulary of %d on the GPU: needed at most %d; change --vocab",
        c->vocab, CLASSIFIER_MAX_VOCAB);
-  NEED(s->recompute == 0, "--recompute %d: the CUDA engine recomputes only SwiGLU's product so far; needed 0", s->recompute);
   ParamTable t = param_table_build(c);
   for (int i = 0; i < c->layers && i < c->n_pattern && !code; i++) {
     const LayerLayout *l = &t.layers[i];
@@ -725,6 +774,10 @@ static void cuda_destroy(Engine *e) {
   read_behind_close(&e->behind);
   cudaStreamDestroy(e->stream);
   free(e->acts), free(e->history), free(e);
+}
+
+static void settings_for_carry(EngineSettings *s) {  // a carried sequence runs whole: room for it
+  if (s->max_state > (int64_t)s->max_rows * s->max_len) s->max_rows = 1, s->max_len = s->max_state;
 }
 
 static void *device_zeroed(Engine *e, int64_t count, size_t size, const char *what) {
@@ -796,6 +849,56 @@ static int machine_check(const Comm *comm, int asked, int *chosen, Error *err) {
   return gpu_check(&f, err);
 }
 
+// Bytes of activations for `rows` rows at a level of recomputing.
+static int64_t activation_bytes(const Engine *e, int rows, int recompute) {
+  Engine other = *e;
+  other.set.max_rows = rows, other.set.recompute = recompute;
+  other.acts = (LayerActs *)alloc_zeroed(e->c.layers, sizeof(LayerActs), "engine");
+  int64_t bytes = engine_bind(&other, NULL);
+  free(other.acts);
+  return bytes;
+}
+
+// Most that measuring matrix products takes for a while: operands, residual and result of the widest product.
+static int64_t measuring_bytes(const Engine *e, int rows) {
+  int64_t N = (int64_t)rows * e->set.max_len, d = e->c.width, wide = larger(d, 2 * e->c.ff), V = e->table->vocab_rows;
+  for (int i = 0; i < e->c.layers; i++) wide = larger(wide, e->table->layers[i].in_rows);
+  int64_t operand = larger(N * wide, larger(V * d, (N < HEAD_ROWS ? N : (int64_t)HEAD_ROWS) * V));
+  return 2 * (2 * operand + N * d) + larger(2 * operand, 4 * larger(V, wide) * d);
+}
+
+// Do the activations fit into what is free? 0, or EXIT_MEMORY and a line that says what would.
+static int memory_check(const Engine *e, Error *err) {
+  size_t free_bytes, total_bytes;
+  const double GiB = 1 << 30;
+  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if ((uint64_t)e->memory_bytes <= free_bytes) return 0;
+  char fits[160] = "", at[96] = "";
+  for (int level = 0, n = 0; level < (e->set.train ? RECOMPUTE_COUNT : 1); level++) {
+    int low = 0, high = e->set.max_rows;  // low rows fit
+    if (level) high *= 64;
+    while (high - low > 1) {
+      int rows = low + (high - low) / 2;
+      if ((uint64_t)(activation_bytes(e, rows, level) + measuring_bytes(e, rows)) <= free_bytes)
+        low = rows;
+      else
+        high = rows;
+    }
+    n += snprintf(fits + n, sizeof fits - n, "%s%d%s%s", n ? ", " : "", low, e->set.train ? " with --recompute " : "",
+                  e->set.train ? recompute_names[level] : "");
+  }
+  if (e->set.train)
+    snprintf(at, sizeof at, ", %.1f with --recompute norms, %.1f with all",
+             (double)activation_bytes(e, e->set.max_rows, RECOMPUTE_NORMS) / GiB,
+             (double)activation_bytes(e, e->set.max_rows, RECOMPUTE_ALL) / GiB);
+  return error_set(err, EXIT_MEMORY,
+                   "activations of %d x %d tokens need %.1f GiB of GPU memory%s%s%s; %.1f are free (of %.1f, after %.1f "
+                   "for weights and optimiser); largest --batch that fits: %s; or use a smaller --seq-len",
+                   e->set.max_rows, e->set.max_len, (double)e->memory_bytes / GiB,
+                   e->set.train ? " with --recompute " : "", e->set.train ? recompute_names[e->set.recompute] : "", at,
+                   (double)free_bytes / GiB, (double)total_bytes / GiB, (double)e->own_bytes / GiB, fits);
+}
+
 static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSettings *s, Error *err) {
   Comm *comm = s->comm && s->comm->size > 1 ? s->comm : NULL;
   int device = 0, code = machine_check(comm, s->device, &device, err);
@@ -803,13 +906,10 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
   if (code) return NULL;
   Engine *e = (Engine *)alloc_zeroed(1, sizeof *e, "engine");
   e->c = *c, e->table = t, e->set = *s, e->many = comm != NULL;
+  settings_for_carry(&e->set);
   if (comm && gpu_ranks_open(&e->ranks, comm, device, t->total, err)) {
     free(e);
     return NULL;
-  }
-  if (s->max_state > e->set.max_len) {  // a carried sequence runs whole: room for it
-    int64_t need = s->max_state, have = (int64_t)s->max_rows * s->max_len;
-    if (need > have) e->set.max_rows = 1, e->set.max_len = (int)need;
   }
   e->shard_first = s->shard_count ? s->shard_first : 0, e->shard_count = s->shard_count ? s->shard_count : t->total;
   CUDA_CHECK(cudaStreamCreateWithFlags(&e->stream, cudaStreamNonBlocking));
@@ -843,15 +943,7 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
     free(bits);
   }
   e->memory_bytes = engine_bind(e, NULL);
-  size_t free_bytes, total_bytes;
-  CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
-  if ((uint64_t)e->memory_bytes > free_bytes) {
-    error_set(err, EXIT_MEMORY, "activations of %d x %d tokens need %.1f GiB of GPU memory, %.1f are free (of %.1f, after "
-              "%.1f for weights and optimiser); use a smaller --batch or --seq-len", e->set.max_rows, e->set.max_len,
-              (double)e->memory_bytes / (1 << 30), (double)free_bytes / (1 << 30), (double)total_bytes / (1 << 30),
-              (double)e->own_bytes / (1 << 30));
-    code = EXIT_MEMORY;
-  }
+  code = memory_check(e, err);
   if (comm) code = comm_agree(comm, "whether memory is enough", code, err);
   if (code) {
     cuda_destroy(e);
@@ -1009,18 +1101,23 @@ static int64_t cuda_activation(Engine *e, const char *name, double *dst, int64_t
     const LayerLayout *l = &e->table->layers[layer];
     MixerSizes m = mixer_sizes(&e->c, l, e->B, e->T);
     const char *n = name + used;
-    int delta = mixer_is_delta(l->mixer);
+    int delta = mixer_is_delta(l->mixer), attention = mixer_is_attention(l->mixer), level = e->set.recompute;
     if (!strcmp(n, "x")) p = a->x, columns = ld = d;
-    if (!strcmp(n, "h")) p = a->h, columns = ld = d;
-    if (!strcmp(n, "packed") && !mixer_is_attention(l->mixer)) p = a->packed, columns = ld = m.rows;
-    if (!strcmp(n, "q") && delta) p = a->y, columns = m.key, ld = m.conv_cols;
-    if (!strcmp(n, "k") && delta) p = a->y + m.key, columns = m.key, ld = m.conv_cols;
-    if (!strcmp(n, "q") && mixer_is_attention(l->mixer)) p = a->packed + l->q, columns = m.key, ld = m.rows;
-    if (!strcmp(n, "o") && l->mixer != MIX_MAMBA2) p = a->o, columns = ld = m.val;
-    if (!strcmp(n, "mixer")) p = a->oy, columns = ld = m.val;
-    if (!strcmp(n, "x1") && e->c.ff) p = a->x1, columns = ld = d;
-    if (!strcmp(n, "h1") && e->c.ff) p = a->h1, columns = ld = d;
-    if (!strcmp(n, "gu") && e->c.ff && e->has_targets) p = a->gu, columns = ld = 2 * e->c.ff;
+    if (level == RECOMPUTE_NONE) {  // else another layer's lies there by now
+      if (!strcmp(n, "h")) p = a->h, columns = ld = d;
+      if (!strcmp(n, "h1") && e->c.ff) p = a->h1, columns = ld = d;
+      if (!strcmp(n, "mixer") && !attention) p = a->oy, columns = ld = m.val;
+    }
+    if (level != RECOMPUTE_ALL) {
+      if (!strcmp(n, "packed") && !attention) p = a->packed, columns = ld = m.rows;
+      if (!strcmp(n, "q") && delta) p = a->y, columns = m.key, ld = m.conv_cols;
+      if (!strcmp(n, "k") && delta) p = a->y + m.key, columns = m.key, ld = m.conv_cols;
+      if (!strcmp(n, "q") && attention) p = a->packed + l->q, columns = m.key, ld = m.rows;
+      if (!strcmp(n, "o") && l->mixer != MIX_MAMBA2) p = a->o, columns = ld = m.val;
+      if (!strcmp(n, "mixer") && attention) p = a->oy, columns = ld = m.val;
+      if (!strcmp(n, "x1") && e->c.ff) p = a->x1, columns = ld = d;
+      if (!strcmp(n, "gu") && e->c.ff && e->has_targets) p = a->gu, columns = ld = 2 * e->c.ff;
+    }
   }
   if (!strcmp(name, "x_end")) p = e->x_end, columns = ld = d;
   if (!strcmp(name, "h_end")) p = e->h_end, columns = ld = d;
@@ -1035,12 +1132,31 @@ static int64_t cuda_activation(Engine *e, const char *name, double *dst, int64_t
 static void cuda_synchronize(Engine *e) { CUDA_CHECK(cudaStreamSynchronize(e->stream)); }
 static int64_t cuda_memory_bytes(const Engine *e) { return e->memory_bytes + e->own_bytes; }
 
+static void cuda_memory_plan(const Config *c, const ParamTable *t, const EngineSettings *s, int64_t bytes[MEMORY_KINDS]) {
+  Engine *e = (Engine *)alloc_zeroed(1, sizeof *e, "engine");
+  e->c = *c, e->table = t, e->set = *s;
+  settings_for_carry(&e->set);
+  e->acts = (LayerActs *)alloc_zeroed(c->layers, sizeof(LayerActs), "engine");
+  engine_bind(e, NULL);
+  memcpy(bytes, e->memory_of, sizeof e->memory_of);
+  int64_t P = t->total, own = s->shard_count ? s->shard_count : P;
+  Vectors v;
+  vectors_plan(&v, t);
+  bytes[MEMORY_WEIGHTS] = own * (int64_t)sizeof(float) + P * (int64_t)sizeof(bf16) + vectors_bytes(&v);
+  free(v.ranges);
+  if (s->train) {
+    bytes[MEMORY_GRADIENTS] = P * (int64_t)sizeof(float);
+    bytes[MEMORY_MOMENTS] = 2 * own * (int64_t)sizeof(float) + 2 * adamw_decay_words(own) * (int64_t)sizeof(uint32_t);
+  }
+  free(e->acts), free(e);
+}
+
 extern "C" const EngineApi engine_cuda = {
     "cuda",           4,            1,               cuda_check_config, cuda_create,     cuda_destroy,
     cuda_read,        cuda_write,   cuda_read64,     cuda_write64,      cuda_arena,      model_forward,
     cuda_losses,      cuda_logits,  model_backward,  cuda_zero_grad,    model_grad_sumsq, model_update,
     cuda_reset_state, cuda_activation, cuda_synchronize, cuda_memory_bytes, cuda_loss_scale,
-    cuda_reduce_begin, cuda_reduce_end, cuda_gather, cuda_traffic, cuda_read_behind};
+    cuda_reduce_begin, cuda_reduce_end, cuda_gather, cuda_traffic, cuda_read_behind, cuda_memory_plan};
 
 // ----------------------------------------------------------------------------
 // main: the program around the model is gdn/trainer.h, the same for both engines

@@ -6,7 +6,8 @@
 // parameters in the order of the parameter table (config.h); gradients and AdamW moments lie in arenas of the same
 // layout. Values cross this interface as float, or as double for the tests.
 //
-// defines: Engine, EngineSettings, EngineTraffic, EngineApi, Arena, AdamW, ENGINE_CARRY, engine_cpu_f32, engine_cpu_f64, engine_cuda
+// defines: Engine, EngineSettings, EngineTraffic, EngineApi, Arena, AdamW, Recompute, recompute_names, MemoryKind,
+//          memory_names, ENGINE_CARRY, engine_cpu_f32, engine_cpu_f64, engine_cuda
 #ifndef GDN_ENGINE_H
 #define GDN_ENGINE_H
 
@@ -20,13 +21,39 @@ extern "C" {
 
 typedef struct Engine Engine;
 
+// What the backward pass computes again instead of finding it kept; the gradients have the same bits at every level.
+typedef enum {
+  RECOMPUTE_NONE,   // as little as costs nothing
+  RECOMPUTE_NORMS,  // the outputs of the RMSNorms and of a mixer's output norm and gate
+  RECOMPUTE_ALL,    // the whole layer, from the residual that enters it
+  RECOMPUTE_COUNT
+} Recompute;
+static const char *const recompute_names[RECOMPUTE_COUNT] MAYBE_UNUSED = {"none", "norms", "all"};
+
+// What device memory is for.
+typedef enum {
+  MEMORY_WEIGHTS,
+  MEMORY_GRADIENTS,
+  MEMORY_MOMENTS,
+  MEMORY_RESIDUAL,     // kept by layers: residual stream and its norms
+  MEMORY_PROJECTIONS,  // the mixer's input products, convolved and gated
+  MEMORY_MIXER,        // the mixer's states and outputs
+  MEMORY_MLP,
+  MEMORY_SHARED,  // not kept: one set of buffers for all layers
+  MEMORY_LOGITS,
+  MEMORY_WORKSPACE,  // gradients of activations, partial sums, tokens
+  MEMORY_KINDS
+} MemoryKind;
+static const char *const memory_names[MEMORY_KINDS] MAYBE_UNUSED = {
+    "weights", "gradients", "moments", "residual", "projections", "mixers", "MLP", "shared", "logits", "workspace"};
+
 typedef struct {
   int max_rows;                      // largest B
   int max_len;                       // largest T of one forward
   int max_state;                     // longest carried sequence (attn keeps all its keys), 0: no carried state wanted
   int train;                         // 0: no gradients, no moments, nothing saved for a backward pass
   int64_t shard_first, shard_count;  // ZeRO-1: the range of the arena whose moments this rank holds; count 0: all of it
-  int recompute;                     // how much to recompute instead of saving: 0 nothing
+  int recompute;                     // Recompute
   const char *cache_dir;             // where an engine may keep tuned choices, NULL: nowhere
   int device;                        // GPU number, -1: the first, or that of the rank
   struct Comm *comm;                 // the ranks that train this model together (comm.h); NULL: one process
@@ -105,6 +132,8 @@ typedef struct {
   // ARENA_M and ARENA_V of the own shard, one thread at a time. The caller has synchronized since the last update, and
   // makes none until it has read everything.
   void (*read_behind)(Engine *e, Arena a, int64_t first, int64_t count, float *dst);
+  // NULL, or: the bytes that create would allocate on the device, by MemoryKind; needs neither the memory nor a device.
+  void (*memory_plan)(const Config *c, const ParamTable *t, const EngineSettings *s, int64_t bytes[MEMORY_KINDS]);
 } EngineApi;
 
 extern const EngineApi engine_cpu_f32;  // train_gdn.c

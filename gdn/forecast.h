@@ -9,21 +9,31 @@
 //   Mamba2           the same without erase: groups 2CN + heads (4NP + 2CP); backward twice
 //   attention        4 D heads for every key that a query sees, on average over the row; backward 2.5 times
 // Convolutions, norms, gates and the softmaxes are left out, and so is what --recompute computes again: this is the
-// numerator of the MFU.
+// numerator of the MFU. The forecast of the time does count it.
 //
 // Memory. Both engines keep fp32 weights and gradients whole and the two moments for their own part of the arena
-// (ZeRO-1). Activations are counted from the list of what the backward pass reads (layer_saved), in fp32 on CPUs, in
-// bf16 on GPUs. An engine knows exactly what it has allocated (EngineApi.memory_bytes); this is an estimate made before
-// there is one.
+// (ZeRO-1). Activations are counted buffer by buffer as the engines allocate them (gpu_activations, cpu_activations),
+// in fp32 on CPUs, in bf16 on GPUs. An engine knows exactly what it allocates (EngineApi.memory_bytes, memory_plan);
+// this is an estimate that needs no engine, and tests hold it to 1% of the CUDA engine's own count.
 //
-// defines: Forecast, flops_per_token, layer_flops, layer_saved, cpu_activations, forecast_make, forecast_print
+// defines: Forecast, flops_per_token, layer_flops, cpu_activations, gpu_activations, forecast_make,
+//          forecast_largest_batch, forecast_print
 #ifndef GDN_FORECAST_H
 #define GDN_FORECAST_H
 
 #include <math.h>
+#include "engine.h"  // MemoryKind, Recompute
 #include "options.h"
 
 enum { FORECAST_CHUNK = 64, FORECAST_LOGIT_TOKENS = 8192 };
+
+// GPUs that the forecast finds the largest micro-batch for, and what a run can use of them: what nvidia-smi calls
+// total, less 1 GiB for CUDA and cuBLASLt.
+enum { FORECAST_GPUS = 2 };
+static const struct {
+  const char *name;
+  double gib;
+} forecast_gpus[FORECAST_GPUS] MAYBE_UNUSED = {{"80 GB (H100)", 78.6}, {"141 GB (H200)", 139.4}};
 
 // Assumed where --tokens-per-sec says nothing; both are printed with the estimate.
 #define FORECAST_GPU_FLOPS (0.50 * 989e12)  // half of an H100's or H200's peak in bf16; an H200 measured 55% at 1.4B
@@ -35,8 +45,9 @@ typedef struct {
   int layers[MIX_COUNT];
   double mixer_flops[MIX_COUNT];  // a token and layer: the mixer's own products, forward and backward
   double cpu_bytes, gpu_bytes;    // of one rank
-  double state_bytes, moment_bytes, gpu_weight_bytes, cpu_activations, gpu_activations, gpu_saved_per_token;
-  int64_t micro_batches;  // a step and rank
+  double state_bytes, moment_bytes, gpu_weight_bytes, cpu_activations, gpu_activations;
+  double gpu_kinds[MEMORY_KINDS];  // gpu_activations by what they are for
+  int64_t micro_batches;           // a step and rank
   double gpu_seconds, cpu_seconds;
   double checkpoint_bytes, disk_bytes, data_bytes;
   int64_t checkpoints;
@@ -73,32 +84,57 @@ static inline double flops_per_token(const Config *c, const ParamTable *t, int64
   return sum;
 }
 
-// Numbers that one token and layer leave behind for the backward pass. recompute: 1 drops states, U and what prepare
-// made (a second scan makes them again), 2 also q, k, v behind the convolution, 3 also gate and up of the MLP.
-static inline double layer_saved(const Config *c, const LayerLayout *l, int recompute) {
-  const double C = FORECAST_CHUNK;
-  // the residual stream before mixer and MLP and the norm of each; the packed projections
-  double n = (c->ff ? 4.0 : 2.0) * c->width + l->in_rows;
-  Mixer m = l->mixer;
-  if (mixer_is_delta(m)) {
-    double K = c->head_k, V = c->head_v, H = c->heads, HV = c->v_heads;
-    if (recompute < 1) {
-      n += HV * (2 * C + 8 + V + K * V / C);        // A, P, gates, U, the state at the start of a chunk
-      if (mixer_channel_decay(m)) n += 3 * HV * K;  // E+, Q+, K-
+// Bytes of activations that the CUDA engine allocates for B rows of T tokens: their sum, and by kind. What layers keep
+// for the backward pass is counted for each of them, what they share (engine.h: Recompute) for the largest.
+static inline double gpu_activations(double bytes[MEMORY_KINDS], const Config *c, const ParamTable *t, int64_t B,
+                                     int64_t T, int recompute) {
+  const double C = FORECAST_CHUNK, d = c->width, ff = c->ff, N = (double)B * (double)T;
+  const double chunks = (double)B * ceil((double)T / C);
+  double packed = 0, conv = 0, values = 0, gates = 0, wide = 0, scratch = 0, rotary = 0, sum = 0;
+  double partial = 4 * d * fmin(N, 396);  // sums over tokens, by the blocks of the kernels that leave most of them
+  for (int k = 0; k < MEMORY_KINDS; k++) bytes[k] = 0;
+  for (int i = 0; i < c->layers; i++) {
+    const LayerLayout *l = &t->layers[i];
+    double input = 2 * d * N, norms = (ff > 0 ? 4 : 2) * d * N, val, conv_cols = 0, gate_cols = 0, gate_out = 0;
+    double states, output = 0;  // in bytes, of all tokens; output: behind norm and gate
+    if (mixer_is_attention(l->mixer)) {
+      val = (double)c->attn_heads * c->attn_head_dim, states = 4 * N * c->attn_heads;
+      rotary = 8.0 * (double)T * (c->attn_head_dim / 2);
+      partial = fmax(partial, 8.0 * (double)B * c->attn_heads * ceil((double)T / 128) * 128);
+    } else {
+      int mamba = l->mixer == MIX_MAMBA2, channel_gate = l->f_up >= 0;
+      double K = mamba ? c->mamba_state : c->head_k, V = mamba ? c->mamba_head : c->head_v;
+      double heads = mamba ? d * c->mamba_expand / V : c->v_heads, keys = (mamba ? c->mamba_groups : c->heads) * K;
+      val = heads * V, conv_cols = 2 * keys + val, output = 2 * val * N;
+      if (l->f_up >= 0) gate_cols = (l->mixer == MIX_GDN2 ? c->heads : c->v_heads) * K;
+      if (l->g_up >= 0) gate_out = val;
+      // A and P, decays, U, the state at the start of a chunk; E+, Q+ and K-
+      states = chunks * heads * (4 * C * C + 16 * C + 2 * C * V + 2 * V * K + (channel_gate ? 6 * C * K : 0));
+      scratch = fmax(scratch, chunks * heads *
+                                  (2 * C * V + 2 * V * K + 8 * C * K / (fmod(K, 128) == 0 ? 128 : 64) +
+                                   (channel_gate ? 12 * C * K + 8 * C * C + 8 * K + 4 : 0)));
+      partial = fmax(partial, 4 * val * (mamba ? fmin(N, 528) : ceil(N / 256) * (1 + 1 / fmax(1, fmin(4, 256 / V)))));
     }
-    if (c->conv_size && recompute < 2) n += 2 * H * K + HV * V;
-    if (mixer_channel_decay(m)) n += (l->f_up >= 0 ? HV * K : 0) + (l->g_up >= 0 ? HV * V : 0);
-    n += 2 * HV * V;  // o, before and after norm and gate
-  } else if (m == MIX_MAMBA2) {
-    double N = c->mamba_state, inner = (double)c->width * c->mamba_expand, heads = inner / c->mamba_head;
-    if (recompute < 1) n += heads * (2 * C + 8 + c->mamba_head + N * c->mamba_head / C);
-    if (c->conv_size && recompute < 2) n += inner + 2.0 * c->mamba_groups * N;
-    n += 2 * inner;
-  } else {
-    n += ((double)c->attn_heads + 2) * c->attn_head_dim;  // o and its log sum; rotated keys are made again
+    double projections = 2 * N * (l->in_rows + conv_cols + gate_cols + gate_out), mixer = 2 * N * val + states;
+    double residual = (ff > 0 ? 8 : 4) * N + 2 * N * d, mlp = 4 * ff * N;
+    bytes[MEMORY_RESIDUAL] += input;
+    double shared = norms + output;
+    if (recompute == RECOMPUTE_NONE) bytes[MEMORY_RESIDUAL] += norms, bytes[MEMORY_MIXER] += output, shared = 0;
+    if (recompute == RECOMPUTE_ALL)
+      shared += residual + projections + mixer + mlp;
+    else
+      bytes[MEMORY_RESIDUAL] += residual, bytes[MEMORY_PROJECTIONS] += projections, bytes[MEMORY_MIXER] += mixer,
+          bytes[MEMORY_MLP] += mlp;
+    bytes[MEMORY_SHARED] = fmax(bytes[MEMORY_SHARED], shared);
+    packed = fmax(packed, l->in_rows), conv = fmax(conv, conv_cols), values = fmax(values, val);
+    gates = fmax(gates, gate_cols), wide = fmax(wide, gate_out);
   }
-  if (c->ff && recompute < 3) n += 2.0 * c->ff;
-  return n;
+  bytes[MEMORY_LOGITS] = 2 * fmin(N, FORECAST_LOGIT_TOKENS) * t->vocab_rows;
+  // the ends of the residual stream, SwiGLU's product, tokens; gradients of activations
+  bytes[MEMORY_WORKSPACE] = N * (4 * d + 2 * ff + 24) + 4.0 * c->vocab + rotary + partial + scratch +
+                            2 * N * (2 * d + packed + conv + 2 * values + gates + wide);
+  for (int k = 0; k < MEMORY_KINDS; k++) sum += bytes[k];
+  return sum;
 }
 
 // Numbers that the CPU engine keeps for B rows of T tokens: for every layer what it computes on the way down, once for
@@ -160,31 +196,26 @@ static inline Forecast forecast_make(const Options *o, const ParamTable *t) {
     else
       f.params_norms += s->count;
   }
-  double saved = 0;
-  int most_rows = 0, most_ff = 3 * c->ff;
   for (int i = 0; i < c->layers; i++) {
     Mixer m = config_layer_mixer(c, i);
     f.layers[m]++;
     f.mixer_flops[m] = layer_flops(c, m, o->seq_len);
     f.flops_mixer += f.mixer_flops[m];
-    saved += layer_saved(c, &t->layers[i], o->recompute);
-    if (t->layers[i].in_rows > most_rows) most_rows = t->layers[i].in_rows;
   }
-  double P = (double)t->total, tokens = (double)o->batch * o->seq_len, flops = f.flops_matmul + f.flops_mixer;
+  double P = (double)t->total, flops = f.flops_matmul + f.flops_mixer;
   f.micro_batches = o->total_batch / ((int64_t)o->batch * o->seq_len * o->ranks);
   f.state_bytes = 8 * P;
   f.moment_bytes = 8 * P / o->ranks;
   f.gpu_weight_bytes = 2 * P;
-  // gradients on their way down: the residual's, a layer's projections (in and out) or its MLP
-  double transient = 4.0 * c->width + (2.0 * most_rows > most_ff ? 2.0 * most_rows : most_ff);
-  double logit_tokens = fmin(tokens, FORECAST_LOGIT_TOKENS);
-  f.gpu_saved_per_token = 2 * saved;
-  f.gpu_activations = tokens * 2 * (saved + transient) + logit_tokens * t->vocab_rows * 2;
+  f.gpu_activations = gpu_activations(f.gpu_kinds, c, t, o->batch, o->seq_len, o->recompute);
   f.cpu_activations = 4 * cpu_activations(c, t, o->batch, o->seq_len);
   f.gpu_bytes = f.state_bytes + f.moment_bytes + f.gpu_weight_bytes + f.gpu_activations;
   f.cpu_bytes = f.state_bytes + f.moment_bytes + f.cpu_activations;
 
-  double all = (double)o->tokens, gpu_rate = FORECAST_GPU_FLOPS / flops, cpu_rate = FORECAST_CPU_FLOPS / flops;
+  double head = 6.0 * (double)t->vocab_rows * c->width;  // the layers' forward, a third of theirs, runs twice
+  double again = o->recompute == RECOMPUTE_ALL ? (flops - head) / 3 : 0;
+  double all = (double)o->tokens, gpu_rate = FORECAST_GPU_FLOPS / (flops + again);
+  double cpu_rate = FORECAST_CPU_FLOPS / flops;
   if (o->threads > 1) cpu_rate *= o->threads;
   if (o->tokens_per_sec > 0) gpu_rate = cpu_rate = o->tokens_per_sec;
   f.gpu_seconds = all / (gpu_rate * o->ranks);
@@ -201,6 +232,22 @@ static inline Forecast forecast_make(const Options *o, const ParamTable *t) {
                  (double)(f.checkpoints + (made > f.checkpoints));  // a new one is whole before an old one goes
   f.data_bytes = strncmp(o->train, "recall", 6) ? all * (c->vocab <= 65536 ? 2 : 4) : 0;
   return f;
+}
+
+// The most rows of a micro-batch, of those that divide a rank's rows of a step, whose run takes at most `bytes` of a
+// GPU; 0: none. Room is left for what measuring matrix products takes for a while (operands and result of the widest).
+static inline int forecast_largest_batch(const Options *o, const ParamTable *t, int recompute, double bytes) {
+  const Config *c = &o->config;
+  double kinds[MEMORY_KINDS], P = (double)t->total, wide = fmax(c->width, 2.0 * c->ff);
+  int64_t rows = o->total_batch / ((int64_t)o->seq_len * o->ranks), best = 0;
+  for (int i = 0; i < c->layers; i++) wide = fmax(wide, t->layers[i].in_rows);
+  for (int64_t n = 1; n <= rows && n <= 1 << 20; n++) {
+    if (rows % n) continue;
+    double measuring = 6 * wide * (double)n * o->seq_len;
+    if (10 * P + 8 * P / o->ranks + gpu_activations(kinds, c, t, n, o->seq_len, recompute) + measuring > bytes) break;
+    best = n;
+  }
+  return (int)best;
 }
 
 static inline const char *size_text(char text[24], double bytes) {
@@ -286,8 +333,25 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
   ROW("activations", f->cpu_activations, f->gpu_activations);
   ROW("sum", f->cpu_bytes, f->gpu_bytes);
 #undef ROW
-  fprintf(out, "  activations: %s a token saved on a GPU with --recompute %d; CUDA's own 0.5 to 1 GiB come on top\n",
-          size_text(d, f->gpu_saved_per_token), o->recompute);
+  fprintf(out, "  CUDA's own 0.5 to 1 GiB come on top, and for a while what measuring matrix products takes\n");
+  fprintf(out, "Memory of a GPU with --recompute");
+  for (int r = 0; r < RECOMPUTE_COUNT; r++) fprintf(out, " %11s", recompute_names[r]);
+  for (int row = 0; row < 2; row++) {
+    fprintf(out, "\n  %-30s", row ? "sum" : "activations");
+    for (int r = 0; r < RECOMPUTE_COUNT; r++) {
+      double kinds[MEMORY_KINDS], bytes = gpu_activations(kinds, &o->config, t, o->batch, o->seq_len, r);
+      fprintf(out, " %11s", size_text(d, bytes + (row ? f->gpu_bytes - f->gpu_activations : 0)));
+    }
+  }
+  for (int g = 0; g < FORECAST_GPUS; g++) {
+    fprintf(out, "\n  largest --batch %-14s", forecast_gpus[g].name);
+    for (int r = 0; r < RECOMPUTE_COUNT; r++) {
+      int rows = forecast_largest_batch(o, t, r, forecast_gpus[g].gib * 1073741824.0);
+      snprintf(d, sizeof d, "%d", rows);
+      fprintf(out, " %11s", rows ? d : "none fits");
+    }
+  }
+  fprintf(out, "\n");
 
   fprintf(out, "Time\n");
   if (o->tokens_per_sec > 0)

@@ -287,8 +287,9 @@ static const Option option_table[] = {
      "CPU threads, 0 for as many as the machine has"},
     {"device", GROUP_MACHINE, OPT_INT, AT(device), "-1", -1, 1023, NULL, "NUMBER", NULL,
      "GPU, -1 to choose by the rank on the node"},
-    {"recompute", GROUP_MACHINE, OPT_INT, AT(recompute), "0", 0, 3, NULL, "LEVEL", NULL,
-     "activations computed again in the backward pass instead of saved; 0 saves all, 3 saves the least"},
+    {"recompute", GROUP_MACHINE, OPT_CHOICE, AT(recompute), "none", 0, 0, "none|norms|all", "LEVEL", NULL,
+     "what the backward pass on a GPU computes again instead of keeping it: outputs of norms, or all of a layer (least "
+     "memory, up to a third more arithmetic); same bits"},
     {"nodes", GROUP_MACHINE, OPT_INT, AT(nodes), "1", 1, 65536, NULL, "COUNT", NULL,
      "machines that the forecast assumes"},
     {"ranks", GROUP_MACHINE, OPT_INT, AT(ranks), "1", 1, 1 << 20, NULL, "COUNT", NULL,
@@ -386,6 +387,7 @@ static inline int option_set(Options *o, const Option *p, const char *text, cons
     case OPT_CHOICE: {
       const char *choices = p->type == OPT_SWITCH ? "off|on" : p->choices;
       int index = choice_find(choices, text);
+      if (!strcmp(p->name, "recompute") && !strcmp(text, "0")) index = 0;  // settings written when it was a number
       if (index < 0) return error_set(err, EXIT_USAGE, "%s '%s': needed one of %s", where, text, choices);
       memcpy(field, &index, sizeof index);  // an enum of Config has the size of an int
       return 0;

@@ -21,10 +21,27 @@
 // ----------------------------------------------------------------------------
 // train
 
+// What a GPU's memory will hold, in GiB: a line of names, a line of numbers.
+static inline void trainer_print_memory(const Model *m) {
+  int64_t bytes[MEMORY_KINDS], sum = 0;
+  m->api->memory_plan(&m->config, &m->table, &m->settings, bytes);
+  printf("GPU memory, GiB");
+  for (int k = 0; k < MEMORY_KINDS; k++)
+    if (bytes[k]) printf("  %7s", memory_names[k]);
+  printf("      sum\n  recompute %-5s", recompute_names[m->settings.recompute]);
+  for (int k = 0; k < MEMORY_KINDS; k++) {
+    int width = (int)strlen(memory_names[k]);
+    sum += bytes[k];
+    if (bytes[k]) printf("  %*.2f", width > 7 ? width : 7, (double)bytes[k] / 1073741824.0);
+  }
+  printf("  %7.2f\n", (double)sum / 1073741824.0);
+}
+
 static inline void trainer_print(const Trainer *t) {
   char tokens[32], samples[32];
   printf("engine %s, %.1f MiB | ", t->model.api->name, (double)t->model.api->memory_bytes(t->model.engine) / 1048576.0);
   model_print(&t->model.config, t->model.table.params);
+  if (t->model.api->memory_plan) trainer_print_memory(&t->model);
   if (t->comm->size > 1)
     printf("ranks %d, %d of them on this machine | %lld rows a step, %lld on each | moments of %.4g%% of the weights\n",
            t->comm->size, t->comm->local_size, (long long)t->rows, (long long)t->own_rows,

@@ -8,7 +8,7 @@
 #   tokens        15B of FineWeb-Edu, Llama-2's tokenizer: 28,610 steps of 524,288 (128 rows of 4,096)
 #   learning rate 4e-4, warm-up over 150M tokens (286 steps), cosine to 4e-5
 #   open          the text of the paper says 1B tokens of warm-up, its code 1% of the run
-#   memory        35.5 GiB of an H200 at micro-batches of 8 rows (--dry-run)
+#   memory        36.3 GiB of an H200 at micro-batches of 8 rows (--dry-run)
 #   disk          30 GB of shards, 4.5 GiB for a checkpoint: the newest 2 and one every 5,000 steps are kept
 #   speed         178,000 tokens/s on one H200: estimated from what dev/gpu_report.md measured, this model not run yet
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour

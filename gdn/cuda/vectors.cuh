@@ -1,7 +1,7 @@
 // vectors.cuh: the parameters that kernels read in fp32 (norms, convolutions, gate parameters: all that is no matrix),
 // gathered from the arena of masters, of which a rank holds only its shard, into one small array that is whole everywhere.
 //
-// defines: Vectors, vectors_open, vectors_close, vectors_at, vectors_before, vectors_fill
+// defines: Vectors, vectors_plan, vectors_bytes, vectors_open, vectors_close, vectors_at, vectors_before, vectors_fill
 #ifndef GDN_CUDA_VECTORS_CUH
 #define GDN_CUDA_VECTORS_CUH
 
@@ -19,8 +19,8 @@ typedef struct {
   float *data;  // [total]
 } Vectors;
 
-// Room for t's vectors, zeros. Returns the bytes taken on the GPU.
-static MAYBE_UNUSED int64_t vectors_open(Vectors *v, const ParamTable *t) {
+// Where t's vectors lie, without any room on the GPU; `ranges` is the caller's to free.
+static MAYBE_UNUSED void vectors_plan(Vectors *v, const ParamTable *t) {
   memset(v, 0, sizeof *v);
   v->ranges = (VectorRange *)alloc_zeroed(t->n, sizeof(VectorRange), "list of vectors");
   for (int i = 0; i < t->n; i++) {
@@ -35,12 +35,21 @@ static MAYBE_UNUSED int64_t vectors_open(Vectors *v, const ParamTable *t) {
     }
     v->total += s->count;
   }
+}
+
+static MAYBE_UNUSED int64_t vectors_bytes(const Vectors *v) {
+  return v->total * (int64_t)sizeof(float) + v->n * (int64_t)sizeof(VectorRange);
+}
+
+// Room for t's vectors, zeros. Returns the bytes taken on the GPU.
+static MAYBE_UNUSED int64_t vectors_open(Vectors *v, const ParamTable *t) {
+  vectors_plan(v, t);
   v->data = (float *)device_alloc(v->total, sizeof(float), "vectors");
   CUDA_CHECK(cudaMemset(v->data, 0, (size_t)v->total * sizeof(float)));
   size_t bytes = (size_t)v->n * sizeof(VectorRange);
   v->device_ranges = (VectorRange *)device_alloc(v->n, sizeof(VectorRange), "list of vectors");
   CUDA_CHECK(cudaMemcpy(v->device_ranges, v->ranges, bytes, cudaMemcpyHostToDevice));
-  return v->total * (int64_t)sizeof(float) + (int64_t)bytes;
+  return vectors_bytes(v);
 }
 
 static MAYBE_UNUSED void vectors_close(Vectors *v) {
