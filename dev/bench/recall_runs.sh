@@ -9,8 +9,8 @@
 # (Mamba2: state 64, two heads of 64). gdn swa has one such layer and a window of 64 tokens.
 # Tasks:
 #   recall   256 tokens, 64 pairs, then each key once more: 64 answers a row; 256 rows a step
-#   stale    512 tokens, 192 pairs that are not asked for, two fillers, 16 of their keys with new values, then these keys
-#            once more; 128 rows a step. A state that cannot let go of the 192 is full of them
+#   stale    384 tokens, 128 pairs that are not asked for, two fillers, 16 of their keys with new values, then these keys
+#            once more; 160 rows a step. A state that cannot let go of the 128 is full of them
 # 256 keys, 256 values; AdamW, decay 0.1, cosine, 5% warm-up; for each model the best of the learning rates is taken.
 #
 # From the environment:
@@ -44,7 +44,7 @@ run() { # TASK MODEL LR: console in OUT/NAME.txt, exit code in OUT/NAME.code
   [ "$stop" -gt "$(cat "$out/longest" 2>/dev/null || echo 20)" ] || { echo "not started: $(left) s left" >"$out/$name.txt"; return; }
   case $1 in
   recall) task="--train recall --seq-len 256 --recall-pairs 64 --batch 256 --total-batch 65536 --eval-batches 1" ;;
-  stale) task="--train recall-stale --seq-len 512 --recall-pairs 16 --recall-stale-pairs 192 --batch 128 --total-batch 65536 --eval-batches 4" ;;
+  stale) task="--train recall-stale --seq-len 384 --recall-pairs 16 --recall-stale-pairs 128 --batch 160 --total-batch 61440 --eval-batches 4" ;;
   *) echo "no task $1" >"$out/$name.txt"; echo 2 >"$out/$name.code"; return ;;
   esac
   local start=$SECONDS
