@@ -9,8 +9,8 @@
 # (Mamba2: state 64, two heads of 64). gdn swa has one such layer and a window of 64 tokens.
 # Tasks:
 #   recall   256 tokens, 64 pairs, then each key once more: 64 answers a row; 256 rows a step
-#   stale    512 tokens, 192 pairs that are not asked for, two fillers, 16 of their keys with new values, then these keys
-#            once more; 128 rows a step. A state that cannot let go of the 192 is full of them
+#   stale    384 tokens, 128 pairs that are not asked for, two fillers, 16 of their keys with new values, then these keys
+#            once more; 160 rows a step. A state that cannot let go of the 128 is full of them
 # 256 keys, 256 values; AdamW, decay 0.1, cosine, 5% warm-up; for each model the best of the learning rates is taken.
 #
 # From the environment:
@@ -29,6 +29,10 @@ say() { echo "recall_runs: $*"; }
 command -v "$program" >/dev/null || { say "error: $program: no such program; make train_gdncu" >&2; exit 3; }
 mkdir -p "$out" || exit 3
 
+took() { # CODE SECONDS: the longest run that finished; with less time than that left no other is started
+  if [ "$1" = 0 ] && [ "$2" -gt "$(cat "$out/longest" 2>/dev/null || echo 20)" ]; then echo "$2" >"$out/longest"; fi
+}
+
 left() { # seconds of this call that are left; many without a limit
   if [ "$limit" = 0 ]; then echo 1000000; else echo $((limit - (SECONDS - begin))); fi
 }
@@ -37,12 +41,13 @@ run() { # TASK MODEL LR: console in OUT/NAME.txt, exit code in OUT/NAME.code
   name=$1-${2//,/-}-$3
   rm -rf "${out:?}/$name" "$out/$name.code"
   stop=$(($(left) - 10))
-  [ "$stop" -gt 20 ] || { echo "not started: $(left) s left" >"$out/$name.txt"; return; }
+  [ "$stop" -gt "$(cat "$out/longest" 2>/dev/null || echo 20)" ] || { echo "not started: $(left) s left" >"$out/$name.txt"; return; }
   case $1 in
   recall) task="--train recall --seq-len 256 --recall-pairs 64 --batch 256 --total-batch 65536 --eval-batches 1" ;;
-  stale) task="--train recall-stale --seq-len 512 --recall-pairs 16 --recall-stale-pairs 192 --batch 128 --total-batch 65536 --eval-batches 4" ;;
+  stale) task="--train recall-stale --seq-len 384 --recall-pairs 16 --recall-stale-pairs 128 --batch 160 --total-batch 61440 --eval-batches 4" ;;
   *) echo "no task $1" >"$out/$name.txt"; echo 2 >"$out/$name.code"; return ;;
   esac
+  local start=$SECONDS
   # shellcheck disable=SC2086
   "$program" --model custom --pattern "$2" --width 128 --layers 2 --ff 0 --vocab 513 --bos -1 --tied off --heads 2 \
     --head-k 64 --head-v 64 --attn-heads 2 --attn-head-dim 64 --window 64 --mamba-state 64 --mamba-head 64 \
@@ -51,6 +56,7 @@ run() { # TASK MODEL LR: console in OUT/NAME.txt, exit code in OUT/NAME.code
     --log-every 500 --threads 1 --stop-after "${stop}s" ${ARGS:-} --out "$out/$name" >"$out/$name.txt" 2>&1 </dev/null
   code=$?
   echo $code >"$out/$name.code"
+  took $code $((SECONDS - start))
   rm -rf "$out/$name"/step-*
   [ $code = 0 ] || say "$name: exit code $code: $(tail -n 1 "$out/$name.txt" | cut -c1-200)"
 }

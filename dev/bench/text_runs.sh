@@ -66,6 +66,10 @@ PY
 every=$(((steps + 9) / 10))
 say "$steps steps of $total tokens, rows of $seq; lr $lr to $min_lr, warm-up $warmup; validation every $every steps"
 
+took() { # CODE SECONDS: the longest run that finished; with less time than that left no other is started
+  if [ "$1" = 0 ] && [ "$2" -gt "$(cat "$out/longest" 2>/dev/null || echo 20)" ]; then echo "$2" >"$out/longest"; fi
+}
+
 left() { # seconds of this call that are left; many without a limit
   if [ "$limit" = 0 ]; then echo 1000000; else echo $((limit - (SECONDS - begin))); fi
 }
@@ -74,7 +78,7 @@ run_model() { # one model: its log in OUT/MODEL, its console in OUT/MODEL.txt, i
   model=$1
   rm -rf "${out:?}/$model" "$out/$model.code"
   stop=$(($(left) - 15))
-  [ "$stop" -gt 20 ] || { echo "not started: $(left) s left" >"$out/$model.txt"; return; }
+  [ "$stop" -gt "$(cat "$out/longest" 2>/dev/null || echo 20)" ] || { echo "not started: $(left) s left" >"$out/$model.txt"; return; }
   echo "$jobs" >"$out/$model.jobs"
   local start=$SECONDS
   # shellcheck disable=SC2086
@@ -84,6 +88,7 @@ run_model() { # one model: its log in OUT/MODEL, its console in OUT/MODEL.txt, i
     --out "$out/$model" >"$out/$model.txt" 2>&1 </dev/null
   code=$?
   echo $code >"$out/$model.code"
+  took $code $((SECONDS - start))
   say "$model: exit code $code, $((SECONDS - start)) s$([ $code = 0 ] || grep -h 'error:' "$out/$model.txt" | tail -n 1 | sed 's/^/: /' | cut -c1-200)"
   if [ "$model" = "$first" ] && [ "$code" = 0 ]; then sample "$model"; fi
   rm -rf "$out/$model"/step-* # a gigabyte each
