@@ -925,6 +925,7 @@ int main(int argc, char **argv) {
 #ifdef WITH_CUDA
   if (argc == 3 && !strcmp(argv[1], "--only")) only = argv[2];
   test_cuda_all(quick);
+  if (only) check(checks_passed + checks_failed > 0, "no case's name holds \"%s\"", only);
   return report_end();
 #else
   check_skip("the CUDA engine is not linked in: make test_gdncu, on a machine with a GPU");
