@@ -1098,6 +1098,7 @@ int main(int argc, char **argv) {
   test_cuda_forecast();
   if (argc > 1 && !strcmp(argv[1], "--forecast")) return report_end();  // all that needs no GPU
   test_cuda_all(quick);
+  if (only) check(checks_passed + checks_failed > 0, "no case's name holds \"%s\"", only);
   return report_end();
 #else
   check_skip("the CUDA engine is not linked in: make test_gdncu, on a machine with a GPU");

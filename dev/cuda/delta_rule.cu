@@ -824,8 +824,8 @@ static void run_kernels(const Case &c, const Host &h, Result *r, std::vector<uin
   // packed: q | k | v | a | beta in one row, as a packed projection leaves them
   int64_t nq = (int64_t)c.H * c.K, nv = (int64_t)c.HV * c.V;
   const int64_t na = a_width(c), nb = beta_width(c);
-  int64_t width = (2 * nq + nv + na + nb + (c.erase == ERASE_CHANNEL ? nv : 0) + 7) / 8 * 8;
-  const int64_t at_a = 2 * nq + nv, at_b = at_a + na, at_w = at_b + nb;
+  const int64_t at_a = 2 * nq + nv, at_b = (at_a + na + 7) / 8 * 8, at_w = (at_b + nb + 7) / 8 * 8;
+  const int64_t width = at_w + (c.erase == ERASE_CHANNEL ? nv : 0);
   int64_t sq = c.packed ? width : nq, sv = c.packed ? width : nv;
   Device<uint16_t> in(c.packed ? BT * width : 1), q(c.packed ? 1 : BT * nq), k(c.packed ? 1 : BT * nq),
       v(c.packed ? 1 : BT * nv), a(c.packed ? 1 : BT * na), beta(c.packed ? 1 : BT * nb),
