@@ -1,12 +1,14 @@
 // saver.h: the saves of a run, by one process or by several ranks, behind the training.
 //
-// One process: checkpoint.h's writer. Several ranks: rank 0 makes the temporary folder; a thread of every rank copies
-// its own shard (weights and moments, snapshot.h) and writes it into its place in the files, while the training goes on;
-// the next update waits for the copy, not for the files. When all have written, rank 0 takes their hashes, and its thread hashes the blocks in which shards meet, writes the
-// manifest and renames. Threads use no messages: the training passes on what they did, between two steps, when the
-// step's own reduction has told that nobody is busy. All functions here are called by all ranks, with the same result.
+// One process: checkpoint_writer.h. Several ranks: rank 0 makes the temporary folder; a thread of every rank copies
+// its own shard (weights and moments, snapshot.h) and writes it into its place in the files, while the training goes
+// on; the next update waits for the copy, not for the files. When all have written, rank 0 takes their hashes, and its
+// thread hashes the blocks in which shards meet, writes the manifest and renames. Threads use no messages: the training
+// passes on what they did, between two steps, when the step's own reduction has told that nobody is busy. All functions
+// here are called by all ranks, with the same result.
 //
-// defines: Saver, saver_start, saver_submit, saver_copying, saver_is_busy, saver_poll, saver_wait, saver_failures, saver_stop
+// defines: Saver, saver_start, saver_submit, saver_copying, saver_is_busy, saver_poll, saver_wait, saver_failures,
+// saver_stop
 #ifndef GDN_SAVER_H
 #define GDN_SAVER_H
 

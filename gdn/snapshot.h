@@ -23,7 +23,10 @@
 // EngineApi.read has this form but for the type of its first argument.
 typedef void (*CheckpointRead)(void *ctx, int arena, int64_t first, int64_t count, float *dst);
 
-enum { SNAPSHOT_ARENAS = 3, SNAPSHOT_PIECE = 1 << 22 };  // elements that are copied at a time
+#ifndef SNAPSHOT_PIECE
+#define SNAPSHOT_PIECE (1 << 22)  // elements that are copied at a time; tests make it small
+#endif
+enum { SNAPSHOT_ARENAS = 3 };
 static const Arena snapshot_arenas[SNAPSHOT_ARENAS] = {ARENA_PARAM, ARENA_M, ARENA_V};
 
 typedef struct {

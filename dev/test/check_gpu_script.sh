@@ -25,7 +25,7 @@ finish() {
   exit
 }
 steps() { grep -o '"kind":"step".*"step":[0-9]*' "$out/log.jsonl" 2>/dev/null | grep -o '[0-9]*$'; }
-newest() { find "$out" -maxdepth 1 -name 'step-*' | sort | tail -n 1; }
+newest() { find "$out/" -maxdepth 1 -name 'step-*' | sort | tail -n 1; }
 
 round() { # round OPTIONS...: starts the script, waits for step $first, stops it
   begin=$EPOCHREALTIME
@@ -45,10 +45,9 @@ round() { # round OPTIONS...: starts the script, waits for step $first, stops it
   seconds=$(awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
   [ $code = 75 ]
   check $? "$what: USR1 to the script: exit code $code after $seconds s, needed 75"
-  if [ $code != 75 ]; then tail -n 15 "$work/log"; fi
+  if [ $code != 75 ]; then tail -n 15 "$work/log" && finish; fi
   last=$(steps | tail -n 1) folder=$(newest)
-  said=$("$program" inspect "$folder" 2>&1)
-  [ $? = 0 ] && [ "$folder" = "$out/step-$(printf %08d "$last")" ] && grep -q 'sizes and hashes of the manifest' <<<"$said"
+  said=$("$program" inspect "$folder" 2>&1) && [ "$folder" = "$out/step-$(printf %08d "$last")" ] && grep -q 'sizes and hashes of the manifest' <<<"$said"
   check $? "$what: $(basename "$folder") of $(du -sh "$folder" | cut -f1) is whole, the last step in the log is $last"
 }
 

@@ -9,7 +9,7 @@ autograd behind it, torch.optim.AdamW, the learning rate and the order of the ro
 The losses of any two, step by step, may differ by LIMIT of the loss, or LIMIT_FP32 when both are fp32. So that agreement
 means something, the loss has to fall by a third at least. Rates and rows (by their hashes) must be equal.
 
-The first weights are fla's by default. The papers' begin with gradients five times as large, and training then makes every
+The first weights are fla's by default. The papers' begin with gradients about three times as large, and training then makes every
 rounding larger: two CPU runs, one of which rounds to bf16 where the GPU does, come to differ by 1.5% of the loss.
 
 The text is this repository's own, byte by byte. Ends with `N passed, N failed, N skipped`; exit status 0 when nothing

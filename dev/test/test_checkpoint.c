@@ -8,6 +8,7 @@
 // small models have many of them.
 
 #define CHECKPOINT_BLOCK (8 << 10)
+#define SNAPSHOT_PIECE 3000
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include "gdn/checkpoint.h"

@@ -87,20 +87,20 @@ PLANTS = {
     "files are not synced before the rename": (orders, [
         ("json.h", 'if (io_refused("sync", path)) return -1;', "return 0;")], 1),
     "the temporary folder is not synced before the rename": (orders, [
-        ("checkpoint.h", "if (io_sync_dir(tmp)) return", "if (0) return")], 0),
+        ("checkpoint_write.h", "if (io_sync_dir(tmp)) return", "if (0) return")], 0),
     "the run's folder is not synced after the rename": (orders, [
-        ("checkpoint.h", "  if (io_sync_dir(p->settings->out))\n", "  if (0)\n")], 0),
+        ("checkpoint_write.h", "  if (io_sync_dir(p->settings->out))\n", "  if (0)\n")], 0),
     "renamed before the manifest is written": (orders, [
-        ("checkpoint.h", "  Error why = {EXIT_MEMORY, \"\"};\n",
+        ("checkpoint_write.h", "  Error why = {EXIT_MEMORY, \"\"};\n",
          "  Error why = {EXIT_MEMORY, \"\"};\n  checkpoint_name(dir, p->settings->out, info->step);\n"
          "  if (checkpoint_publish(p->settings->out, tmp, dir)) return 5;\n  tmp = dir;\n"),
-        ("checkpoint.h", RENAME, "  if (0)\n")], 1),
+        ("checkpoint_write.h", RENAME, "  if (0)\n")], 1),
     "the log is not synced before a save": (log_orders, [
         ("train.h", "  log_sync(&t->log);", "")], 0),
     "written under its final name": (killed, [
-        ("checkpoint.h", '"%.3900s/.tmp-step-%08lld-%lld", out, (long long)step, (long long)pid);',
+        ("checkpoint_plan.h", '"%.3900s/.tmp-step-%08lld-%lld", out, (long long)step, (long long)pid);',
          '"%.3900s/step-%08lld", out, (long long)step + 0 * (long long)pid);'),
-        ("checkpoint.h", RENAME, "  if (0)\n")], 0),
+        ("checkpoint_write.h", RENAME, "  if (0)\n")], 0),
     "a short write is taken for a whole one": (short_writes, [
         ("json.h", "p += n, size -= (size_t)n, offset += n;\n  }\n  return 0;\n}\n\nstatic inline int io_truncate",
          "break;\n  }\n  return 0;\n}\n\nstatic inline int io_truncate")], 1),
