@@ -5,7 +5,7 @@
 data=$1 program=${2:-./train_gdncu} model=${MODEL:-gdn-100m} seq=${SEQ:-1024} work=$(mktemp -d) failed=0
 trap 'rm -rf "$work"' EXIT
 mpi() { local n=$1; shift; mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$n" "$program" "$@"; }
-args() { echo "--model $model --train $data --val= --seq-len $seq --batch 4 --total-batch $((16 * seq)) --steps $1 --eval-every 0 --save-every ${2:-1000000} --log-every 1 --warmup 100 $EXTRA --out $work/$3"; }
+args() { echo "--model $model --train $data --val= --seq-len $seq --batch 4 --total-batch $((16 * seq)) --steps $1 --eval-every 0 --save-every ${2:-1000000} --log-every 1 --warmup 100 --init fla $EXTRA --out $work/$3"; }
 check() { # check NAME CONDITION-RESULT DETAIL
   if [ "$2" = 0 ]; then echo "PASS $1: $3"; else echo "FAIL $1: $3"; failed=$((failed + 1)); fi
 }

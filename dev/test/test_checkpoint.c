@@ -1173,7 +1173,7 @@ static void test_log(void) {
   CHECK(!log_open(&l, out, -1, &err), "%s", err.text);
   for (int64_t step = 1; step <= 20; step++) {
     LogStep s = {step,      20,   step * 64, step == 7 ? NAN : 1.0 / (double)step, 1, 1e-3, 5, 100, -1, 3,
-                 step == 7, step, 0xabcdef};
+                 step == 7, step, 0xabcdef, 0, -1};
     log_step(&l, &s);
     if (step % 5 == 0) log_eval(&l, step, NULL, 2.5, 100, 7);
   }
@@ -1185,7 +1185,7 @@ static void test_log(void) {
   close(fd);
   CHECK(!log_open(&l, out, 12, &err) && l.last_eval == 10, "%s, eval at %lld", err.text, (long long)l.last_eval);
   for (int64_t step = 13; step <= 16; step++) {
-    LogStep s = {step, 20, step * 64, 1, 1, 1e-3, 5, 100, 0.123, 3, 0, step, 0};
+    LogStep s = {step, 20, step * 64, 1, 1, 1e-3, 5, 100, 0.123, 3, 0, step, 0, 0, -1};
     log_step(&l, &s);
   }
   log_sync(&l);
@@ -1226,7 +1226,7 @@ static void test_log(void) {
     free(a), free(b);
   }
   char line[256];
-  LogStep s = {120, 3000, 0, 2.345, 0.98, 3e-4, 123.4, 12345.4, 0.1234, 3725, 0, 0, 0};
+  LogStep s = {120, 3000, 0, 2.345, 0.98, 3e-4, 123.4, 12345.4, 0.1234, 3725, 0, 0, 0, 0, -1};
   log_console_step(line, sizeof line, &s);
   CHECK(!strcmp(line,
                 "step 120/3000 | loss 2.345 | norm 0.98 | lr 3.0e-04 | 123 ms | 12,345 tok/s | mfu 12.3% | eta 1h02m"),
