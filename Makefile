@@ -195,10 +195,13 @@ $(BUILD)/lab/delta_rule: dev/cuda/delta_rule.cu $(CUDA_BUILD)/delta_rule.o $(LAB
 $(BUILD)/lab/sliding_attention-racecheck: dev/cuda/sliding_attention.cu $(LAB_DEPS)
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -DATTENTION_RACECHECK $< -o $@
+$(BUILD)/lab/rmsnorm-racecheck: dev/cuda/rmsnorm.cu $(LAB_DEPS)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -DRMSNORM_RACECHECK $< -o $@
 $(BUILD)/lab/%: dev/cuda/%.cu $(LAB_DEPS)
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) $< -o $@ -lcublasLt
-lab: $(LABS:%=$(BUILD)/lab/%) $(BUILD)/lab/sliding_attention-racecheck
+lab: $(LABS:%=$(BUILD)/lab/%) $(BUILD)/lab/sliding_attention-racecheck $(BUILD)/lab/rmsnorm-racecheck
 
 DATA ?= out/data/fwe_train_*.bin
 gpu-check: lab train_gdncu test_gdncu

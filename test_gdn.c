@@ -738,7 +738,8 @@ static void test_cuda(const char *name, Config c, int B, int T, Gates gates) {
     double emulated = relative_error(grads[1] + s->offset, grads[0] + s->offset, s->count),
            found = relative_error(grads[2] + s->offset, grads[0] + s->offset, s->count);
     // the emulation is one draw of the rounding errors: of n elements it tells their size to about 1 / sqrt(n)
-    double limit = (2 + 4 / sqrt((double)s->count)) * emulated + 0.004;
+    // two draws of an error, which few elements or few tokens average badly
+    double limit = (2 + 4 / sqrt((double)s->count) + 2 / sqrt((double)B * T)) * emulated + 0.004;
     check(found <= limit, "%s B=%d T=%d: gradient of %s off by %.3g, limit %.3g", name, B, T, s->name, found, limit);
     if (found / limit > worst) worst = found / limit, worst_name = s->name;
   }

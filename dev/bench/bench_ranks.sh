@@ -4,6 +4,7 @@
 # DATA: a glob of token shards. For each model, a step of 16 micro-batches (0.5M tokens at 8 x 4096) on one GPU against 8 on
 # each of two; then one micro-batch a step and GPU. Median of steps 2 to STEPS (default 4). Columns: GB that a GPU sent in a
 # step, ms in which it waited for the exchange, memory of a GPU, and how many times one GPU's tokens/s.
+# MICRO ("16 1"): micro-batches a step in all. ONLY_MANY=1: without the runs on one GPU.
 # RANKS, EXTRA, SMALL: another number of ranks, more options, and 1 for a machine without GPUs (the script itself is tried so).
 data=$1 program=${2:-./train_gdncu} steps=${STEPS:-4} ranks=${RANKS:-2} work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -57,9 +58,10 @@ printf '%-14s %4s %5s %6s %5s %9s %10s %6s %6s %7s %6s\n' model GPUs batch seq m
 n=0
 while read -r model batch seq; do
   [ -n "$model" ] || continue
-  for micro in 16 1; do
+  for micro in ${MICRO:-16 1}; do
     n=$((n + 1))
     each=$((micro > 1 ? micro / ranks : 1))
+    if [ -n "${ONLY_MANY:-}" ]; then measure many-$n "$ranks" "$model" "$batch" "$seq" $each && row many-$n - "$model" "$ranks" "$batch" "$seq" $each; continue; fi
     measure one-$n 1 "$model" "$batch" "$seq" $micro && row one-$n - "$model" 1 "$batch" "$seq" $micro
     measure many-$n "$ranks" "$model" "$batch" "$seq" $each && row many-$n one-$n "$model" "$ranks" "$batch" "$seq" $each
   done

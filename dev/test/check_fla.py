@@ -270,7 +270,7 @@ class Check:
         self.ours, self.torch, self.transformers = ours, torch, transformers
         self.device = "cuda" if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
         self.lengths = LENGTHS if self.device == "cuda" else LENGTHS[:1]
-        self.passed = self.failed = 0
+        self.passed = self.failed = self.refused = 0
 
     def error(self, got, want):
         """Largest over positions of max|got - want| / max|want|; infinite where anything is not finite."""
@@ -377,7 +377,10 @@ class Check:
         try:
             bad += self.own_bf16(model, folder)
         except Exception as e:  # the columns are worth seeing
-            bad.append(f"in bf16: {type(e).__name__}: {e}")
+            if "Triton" in str(e) and "incorrect results" in str(e):  # fla knows that its gradients are wrong there
+                self.refused += 1
+            else:
+                bad.append(f"in bf16: {type(e).__name__}: {e}")
         return [f"{sum(1 for _ in model.state_dict()):4d} {counts[0]:4d} {counts[1]:5d}", *columns], bad
 
     def own_bf16(self, model, folder):
@@ -485,7 +488,9 @@ def main():
         print("from fla")
         for m in wanted(FROM_FLA, "from"):
             check.run(m[1], lambda m=m: check.from_fla(*m))
-    print(f"{check.passed} passed, {check.failed} failed, 0 skipped")
+    if check.refused:
+        print(f"SKIPPED: {check.refused} training steps in bf16, which fla refuses with this Triton on Hopper (its #640)")
+    print(f"{check.passed} passed, {check.failed} failed, {check.refused} skipped")
     return 1 if check.failed or not check.passed else 0
 
 

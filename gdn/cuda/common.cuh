@@ -64,7 +64,8 @@ static MAYBE_UNUSED void *device_alloc(int64_t count, size_t size, const char *w
   cudaError_t error = cudaMalloc(&p, bytes ? bytes : 16);
   if (error == cudaErrorMemoryAllocation) {
     cudaMemGetInfo(&free_bytes, &total_bytes);
-    fail(EXIT_MEMORY, "%s: needs %.1f MiB of GPU memory, %.1f of %.1f MiB are free; use a smaller --batch", what,
+    fail(EXIT_MEMORY, "%s: needs %.1f MiB of GPU memory, %.1f of %.1f MiB are free; use a GPU that nothing else uses, "
+         "a smaller --model, or a smaller --batch", what,
          (double)bytes / 1048576.0, (double)free_bytes / 1048576.0, (double)total_bytes / 1048576.0);
   }
   cuda_check(error, what, __FILE__, __LINE__);
