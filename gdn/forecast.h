@@ -11,8 +11,8 @@
 // Convolutions, norms, gates and the softmaxes are left out, and so is what --recompute computes again: this is the
 // numerator of the MFU. The forecast of the time does count it.
 //
-// Memory. Both engines keep fp32 weights and gradients whole and the two moments for their own part of the arena
-// (ZeRO-1). Activations are counted buffer by buffer as the engines allocate them (gpu_activations, cpu_activations),
+// Memory. Both engines keep fp32 gradients whole and the two moments for their own part of the arena (ZeRO-1); the CPU
+// engine also the fp32 weights, of which the CUDA engine keeps its part, beside a whole copy in bf16. Activations are counted buffer by buffer as the engines allocate them (gpu_activations, cpu_activations),
 // in fp32 on CPUs, in bf16 on GPUs. An engine knows exactly what it allocates (EngineApi.memory_bytes, memory_plan);
 // this is an estimate that needs no engine, and tests hold it to 1% of the CUDA engine's own count.
 //
@@ -23,6 +23,7 @@
 
 #include <math.h>
 #include "engine.h"  // MemoryKind, Recompute
+#include "gpu_speed.h"
 #include "options.h"
 
 enum { FORECAST_CHUNK = 64, FORECAST_LOGIT_TOKENS = 8192 };
@@ -35,8 +36,7 @@ static const struct {
   double gib;
 } forecast_gpus[FORECAST_GPUS] MAYBE_UNUSED = {{"80 GB (H100)", 78.6}, {"141 GB (H200)", 139.4}};
 
-// Assumed where --tokens-per-sec says nothing; both are printed with the estimate.
-#define FORECAST_GPU_FLOPS (0.50 * 989e12)  // half of an H100's or H200's peak in bf16; an H200 measured 55% at 1.4B
+// Assumed where --tokens-per-sec says nothing, and printed with the estimate.
 #define FORECAST_CPU_FLOPS 15e9             // of one thread; tiny-gdn measured 18e9 with gcc -O3 -march=native
 
 typedef struct {
@@ -45,7 +45,10 @@ typedef struct {
   int layers[MIX_COUNT];
   double mixer_flops[MIX_COUNT];  // a token and layer: the mixer's own products, forward and backward
   double cpu_bytes, gpu_bytes;    // of one rank
-  double state_bytes, moment_bytes, gpu_weight_bytes, cpu_activations, gpu_activations;
+  double state_bytes, moment_bytes, gpu_master_bytes, gpu_weight_bytes, cpu_activations, gpu_activations;
+  double attention_flops;          // a token, forward and backward: part of flops_mixer
+  double gpu_kept;                 // bytes that the layers of a micro-batch keep with nothing computed again
+  StepTime gpu_step;
   double gpu_kinds[MEMORY_KINDS];  // gpu_activations by what they are for
   int64_t micro_batches;           // a step and rank
   double gpu_seconds, cpu_seconds;
@@ -201,21 +204,24 @@ static inline Forecast forecast_make(const Options *o, const ParamTable *t) {
     f.layers[m]++;
     f.mixer_flops[m] = layer_flops(c, m, o->seq_len);
     f.flops_mixer += f.mixer_flops[m];
+    if (mixer_is_attention(m)) f.attention_flops += f.mixer_flops[m];
   }
-  double P = (double)t->total, flops = f.flops_matmul + f.flops_mixer;
+  double P = (double)t->total, kinds[MEMORY_KINDS], flops = f.flops_matmul + f.flops_mixer;
   f.micro_batches = o->total_batch / ((int64_t)o->batch * o->seq_len * o->ranks);
   f.state_bytes = 8 * P;
   f.moment_bytes = 8 * P / o->ranks;
+  f.gpu_master_bytes = 4 * P / o->ranks;
   f.gpu_weight_bytes = 2 * P;
   f.gpu_activations = gpu_activations(f.gpu_kinds, c, t, o->batch, o->seq_len, o->recompute);
   f.cpu_activations = 4 * cpu_activations(c, t, o->batch, o->seq_len);
-  f.gpu_bytes = f.state_bytes + f.moment_bytes + f.gpu_weight_bytes + f.gpu_activations;
+  f.gpu_bytes = f.state_bytes / 2 + f.gpu_master_bytes + f.moment_bytes + f.gpu_weight_bytes + f.gpu_activations;
   f.cpu_bytes = f.state_bytes + f.moment_bytes + f.cpu_activations;
 
-  double head = 6.0 * (double)t->vocab_rows * c->width;  // the layers' forward, a third of theirs, runs twice
-  double again = o->recompute == RECOMPUTE_ALL ? (flops - head) / 3 : 0;
-  double all = (double)o->tokens, gpu_rate = FORECAST_GPU_FLOPS / (flops + again);
-  double cpu_rate = FORECAST_CPU_FLOPS / flops;
+  gpu_activations(kinds, c, t, o->batch, o->seq_len, RECOMPUTE_NONE);
+  f.gpu_kept = kinds[MEMORY_RESIDUAL] + kinds[MEMORY_PROJECTIONS] + kinds[MEMORY_MIXER] + kinds[MEMORY_MLP];
+  f.gpu_step = gpu_step_time(c, t, f.flops_matmul, f.attention_flops, f.gpu_kept, (double)o->total_batch / o->seq_len,
+                             o->seq_len, o->batch, o->recompute, o->ranks, o->nodes);
+  double all = (double)o->tokens, cpu_rate = FORECAST_CPU_FLOPS / flops, gpu_rate = f.gpu_step.tokens_per_s / o->ranks;
   if (o->threads > 1) cpu_rate *= o->threads;
   if (o->tokens_per_sec > 0) gpu_rate = cpu_rate = o->tokens_per_sec;
   f.gpu_seconds = all / (gpu_rate * o->ranks);
@@ -244,7 +250,7 @@ static inline int forecast_largest_batch(const Options *o, const ParamTable *t, 
   for (int64_t n = 1; n <= rows && n <= 1 << 20; n++) {
     if (rows % n) continue;
     double measuring = 6 * wide * (double)n * o->seq_len;
-    if (10 * P + 8 * P / o->ranks + gpu_activations(kinds, c, t, n, o->seq_len, recompute) + measuring > bytes) break;
+    if (6 * P + 12 * P / o->ranks + gpu_activations(kinds, c, t, n, o->seq_len, recompute) + measuring > bytes) break;
     best = n;
   }
   return (int)best;
@@ -326,7 +332,7 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
 
   fprintf(out, "Memory of a rank    %12s %12s\n", "CPU engine", "CUDA engine");
 #define ROW(label, cpu, gpu) fprintf(out, "  %-16s  %12s %12s\n", label, size_text(d, cpu), size_text(e, gpu))
-  ROW("weights fp32", f->state_bytes / 2, f->state_bytes / 2);
+  ROW("weights fp32", f->state_bytes / 2, f->gpu_master_bytes);
   ROW("gradients fp32", f->state_bytes / 2, f->state_bytes / 2);
   ROW("moments fp32", f->moment_bytes, f->moment_bytes);
   ROW("weights bf16", 0, f->gpu_weight_bytes);
@@ -357,12 +363,17 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
   if (o->tokens_per_sec > 0)
     fprintf(out, "  %-16s at --tokens-per-sec %g a rank\n", time_text(d, f->gpu_seconds), o->tokens_per_sec);
   else {
-    fprintf(out,
-            "  %-16s on %d GPU%s, if each sustains %.0f TFLOP/s (half the peak of an H100 or H200): %.3g GPU hours\n",
-            time_text(d, f->gpu_seconds), o->ranks, o->ranks > 1 ? "s" : "", FORECAST_GPU_FLOPS / 1e12,
-            f->gpu_seconds / 3600 * o->ranks);
+    const StepTime *s = &f->gpu_step;
+    fprintf(out, "  %-16s on %d GPU%s like an H200: %.3g GPU hours\n", time_text(d, f->gpu_seconds), o->ranks,
+            o->ranks > 1 ? "s" : "", f->gpu_seconds / 3600 * o->ranks);
+    fprintf(out, "  a step           %.0f ms: micro-batches of %.0f ms, update %.0f ms, exchange %.0f ms; %.0f tokens/s\n",
+            1e3 * s->step, 1e3 * s->micro, 1e3 * s->update, 1e3 * s->exchange, s->tokens_per_s);
     fprintf(out, "  %-16s on a CPU at %.0f GFLOP/s a thread, with %d thread%s\n", time_text(d, f->cpu_seconds),
             FORECAST_CPU_FLOPS / 1e9, o->threads ? o->threads : 1, o->threads > 1 ? "s" : "");
+    fprintf(out, "Scaling to more GPUs, %d in a machine, %.0f GB/s within it and %.0f GB/s to another, nothing hidden\n",
+            GPUS_A_MACHINE, GPU_LINK_INSIDE / 1e9, GPU_LINK_BETWEEN / 1e9);
+    gpu_scaling_print(out, &o->config, t, f->flops_matmul, f->attention_flops, f->gpu_kept,
+                      o->total_batch / o->seq_len, o->seq_len, o->batch, o->recompute);
   }
   fprintf(out, "Disk\n");
   fprintf(out, "  checkpoints      %s: %lld kept of %s each", size_text(d, f->disk_bytes), (long long)f->checkpoints,

@@ -82,6 +82,8 @@ static inline int sample_generate(Model *m, const SampleJob *job, int64_t number
   TokenStream stream;
   size_t bytes;
   if (t) token_stream_begin(&stream, t);
+  // the text goes on from the prompt's: a first word keeps the space before it
+  for (int64_t i = 0; t && i < job->n_prompt; i++) token_stream_push(&stream, job->prompt[i], &bytes);
   *n = 0;
   m->api->reset_state(m->engine);
   for (int64_t at = 0; at < job->n_prompt && !code; at += last) {
