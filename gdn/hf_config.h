@@ -162,10 +162,9 @@ static inline int config_from_json(const json_t *j, Config *c, const char *path,
     if (c->pattern[i] == MIX_COUNT)
       return error_set(err, EXIT_CHECKPOINT, "%s: \"pattern\" holds %.40s, which is no mixer", path, name ? name : "?");
   }
-  const char *key;
-  json_t *v;
-  json_object_foreach((json_t *)j, key, v) {
-    (void)v;
+  json_t *object = (json_t *)j;
+  for (void *at = json_object_iter(object); at; at = json_object_iter_next(object, at)) {
+    const char *key = json_object_iter_key(at);
     int known = !strcmp(key, "model") || !strcmp(key, "pattern");
     for (int i = 0; i < CONFIG_FIELDS && !known; i++) known = !strcmp(key, config_fields[i].name);
     if (!known) return error_set(err, EXIT_CHECKPOINT, "%s: unknown field \"%.80s\": of a newer version?", path, key);

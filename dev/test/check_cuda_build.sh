@@ -45,7 +45,7 @@ for path in sys.argv[3:]:
             shared = re.search(r"(\d+) bytes smem", line)
             rows.append((name, int(m.group(1)), int(shared.group(1)) if shared else 0, *spill))
             name = None
-tool = "cu++filt"
+tool = "c++filt"
 try: plain = subprocess.run([tool], input="\n".join(r[0] for r in rows), capture_output=True, text=True).stdout.split("\n")
 except OSError: plain = [r[0] for r in rows]
 seen, bad = set(), 0
