@@ -21,19 +21,31 @@ program() { # program NAME: its path
   if [ -n "${PROGRAMS:-}" ]; then echo "$PROGRAMS/$1"; else case $1 in *_gdncu) echo "./$1" ;; *) echo "build/lab/$1" ;; esac; fi
 }
 source_hash() {
-  for f in train_gdn.cu gdn/cuda/*; do
-    echo "$f" | tr -d '\n'
-    gcc -fpreprocessed -dD -E -P -x c++ "$f" 2>/dev/null | tr -d ' \t\n'
-  done | sha256sum | cut -c1-16
+  python3 - train_gdn.cu gdn/cuda/* <<'PY'
+import hashlib, re, sys
+text = ""
+for path in sys.argv[1:]:
+    code = open(path, encoding="utf-8").read()
+    # a string or character as it is, a comment as nothing
+    code = re.sub(r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|//[^\n]*|/\*.*?\*/', lambda m: m.group(1) or "", code, flags=re.S)
+    text += path + "\n" + "".join(code.split())
+print(hashlib.sha256(text.encode()).hexdigest()[:16])
+PY
 }
 counted() { grep -E '^[0-9]+ passed, [0-9]+ failed' "$1" | tail -1; }
 say() { tee -a "$out"; }
 failed=0
 
+# the largest error, as a part of its limit, of all shapes of each case, and its tensor
+worst_of_cases() {
+  sed -n 's/^cuda \(.*[^ ]\) *B=\([0-9]*\) T=\([0-9]*\) *worst error \/ limit \([0-9.]*\) (\(.*\))$/\1|\4|\2 x \3|\5/p' "$1" |
+    awk -F'|' '{ n[$1]++; if ($2 + 0 >= most[$1] + 0) { most[$1] = $2; at[$1] = $3; of[$1] = $4 } }
+      END { for (c in n) printf "%-34s %3d shapes  error / limit %.2f at %-9s %s\n", c, n[c], most[c], at[c], of[c] }' | sort
+}
 part_right() {
   timeout 450 "$(program test_gdncu)" >"$parts/right.log" 2>&1 || failed=1
   grep FAILED "$parts/right.log" | head -5
-  { counted "$parts/right.log"; grep -iE '^(largest|worst)' "$parts/right.log" | tail -40; } | say
+  { counted "$parts/right.log"; worst_of_cases "$parts/right.log"; } | say
 }
 part_lab() {
   for lab in $labs; do
@@ -87,8 +99,8 @@ part_report() {
   {
     echo "# What was checked and measured on a GPU"
     echo
-    echo "Written by \`dev/gpu_check.sh report\` from the parts named below, each with the command \`dev/gpu_check.sh PART\`."
-    echo "What the numbers mean and what bounds them: dev/doc/gpu.md."
+    echo "Written by \`dev/gpu_check.sh report\` from what the parts below have printed, each with the command \`dev/gpu_check.sh PART\`."
+    echo "\`ranks\` and \`curves\` hold what the scripts that they name printed. What the numbers mean and what bounds them: dev/doc/gpu.md."
     echo
     echo "    sources  $(source_hash)   (train_gdn.cu and gdn/cuda, comments and white space left out)"
     for part in right lab sanitize models bench input ranks curves; do

@@ -9,14 +9,15 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        95.6 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         56,500 tokens/s on one H200: estimated from what dev/gpu_report.md measured, this model not run yet
+#   speed         59,178 tokens/s on one H200, 119,379 on two: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
-#       1        56500        491.6          492         1475   estimated
-#       8       437638         63.5          508         1523   extrapolated
-#      16       668833         41.5          665         1994   extrapolated
-#      32      1047111         26.5          849         2547   extrapolated
+#       1        59178        469.4          469         1408   measured
+#       2       119379        232.7          465         1396   measured
+#       8       460754         60.3          482         1447   extrapolated
+#      16       713335         38.9          623         1869   extrapolated
+#      32      1129532         24.6          787         2361   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=gdn2_1.3b_100b PRESET=gdn2-1.3b PARAMETERS=1450096416 RATE=56500
+NAME=gdn2_1.3b_100b PRESET=gdn2-1.3b PARAMETERS=1450096416 RATE=59178 RATE2=119379
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 options=(
   --lr 4e-4 --min-lr 4e-5 --warmup-tokens 1B --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1

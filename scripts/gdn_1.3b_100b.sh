@@ -10,14 +10,15 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        87.2 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         64,300 tokens/s on one H200: estimated from what dev/gpu_report.md measured, this model not run yet
+#   speed         65,362 tokens/s on one H200, 132,748 on two: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
-#       1        64300        432.0          432         1296   estimated
-#       8       495920         56.0          448         1344   extrapolated
-#      16       735244         37.8          604         1813   extrapolated
-#      32      1127363         24.6          788         2365   extrapolated
+#       1        65362        425.0          425         1275   measured
+#       2       132748        209.3          419         1256   measured
+#       8       507516         54.7          438         1314   extrapolated
+#      16       768534         36.1          578         1735   extrapolated
+#      32      1198220         23.2          742         2226   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=gdn_1.3b_100b PRESET=gdn-1.3b PARAMETERS=1446891696 RATE=64300
+NAME=gdn_1.3b_100b PRESET=gdn-1.3b PARAMETERS=1446891696 RATE=65362 RATE2=132748
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 options=(
   --lr 4e-4 --min-lr 4e-5 --warmup-tokens 1B --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1

@@ -10,14 +10,15 @@
 #   open          the text of the paper says 1B tokens of warm-up, its code 1% of the run
 #   memory        36.3 GiB of an H200 at micro-batches of 8 rows (--dry-run)
 #   disk          30 GB of shards, 4.5 GiB for a checkpoint: the newest 2 and one every 5,000 steps are kept
-#   speed         178,000 tokens/s on one H200: estimated from what dev/gpu_report.md measured, this model not run yet
+#   speed         199,727 tokens/s on one H200: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
-#       1       178000         23.4           23           70   estimated
-#       8      1384506          3.0           24           72   extrapolated
-#      16      2181314          1.9           31           92   extrapolated
-#      32      3490953          1.2           38          115   extrapolated
+#       1       199727         20.9           21           63   measured
+#       2       397998         10.5           21           63   extrapolated
+#       8      1557923          2.7           21           64   extrapolated
+#      16      2449066          1.7           27           82   extrapolated
+#      32      3921029          1.1           34          102   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=gdn_400m_15b PRESET=gdn-400m PARAMETERS=400102104 RATE=178000
+NAME=gdn_400m_15b PRESET=gdn-400m PARAMETERS=400102104 RATE=199727
 TOKENS=${TOKENS:-15B} # whole run; the environment may shorten it
 options=(
   --lr 4e-4 --min-lr 4e-5 --warmup-tokens 150M --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1

@@ -10,14 +10,15 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        75.6 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         61,700 tokens/s on one H200: estimated from what dev/gpu_report.md measured, this model not run yet
+#   speed         64,327 tokens/s on one H200, 128,938 on two: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
-#       1        61700        450.2          450         1351   estimated
-#       8       476567         58.3          466         1399   extrapolated
-#      16       713848         38.9          623         1868   extrapolated
-#      32      1102164         25.2          806         2419   extrapolated
+#       1        64327        431.8          432         1295   measured
+#       2       128938        215.4          431         1293   measured
+#       8       499720         55.6          445         1334   extrapolated
+#      16       759652         36.6          585         1755   extrapolated
+#      32      1187527         23.4          749         2246   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=h1_1.3b_100b PRESET=h1-1.3b PARAMETERS=1446170328 RATE=61700
+NAME=h1_1.3b_100b PRESET=h1-1.3b PARAMETERS=1446170328 RATE=64327 RATE2=128938
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 options=(
   --lr 4e-4 --min-lr 4e-5 --warmup-tokens 1B --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1

@@ -48,9 +48,9 @@ fi
 
 # ---------------------------------------------------------------------------- costs
 
-# costs GPUS...: one line each. One GPU is RATE. More are extrapolated: a step takes the time of
-# its part of the rows, and for the exchange of gradients (fp32) and weights (bf16), nothing overlapped, 6 bytes for
-# every parameter at 200 GB/s a GPU within a machine of 8 and at 40 GB/s a GPU between machines.
+# costs GPUS...: one line each. One GPU is RATE, two of a machine RATE2, both measured. More are extrapolated: a step
+# takes the time of its part of the rows, and for the exchange of gradients (fp32) and weights (bf16), nothing of it
+# hidden, 6 bytes for every parameter at 250 GB/s a GPU within a machine of 8 and at 45 GB/s a GPU between machines.
 costs() {
   case $RATE in
     '' | *[!0-9.]*)
@@ -61,21 +61,23 @@ costs() {
   echo "    GPUs     tokens/s        hours    GPU hours      dollars   at \$$PRICE a GPU hour"
   for gpus in "$@"; do
     LC_ALL=C awk -v n="$gpus" -v rate="$RATE" -v step="$TOTAL_BATCH" -v tokens="$TOKENS" -v p="$PARAMETERS" \
-      -v price="$PRICE" 'BEGIN {
+      -v price="$PRICE" -v two="${RATE2:-0}" 'BEGIN {
       unit["K"] = 1e3; unit["M"] = 1e6; unit["B"] = 1e9; unit["T"] = 1e12
       last = substr(tokens, length(tokens)); all = last in unit ? tokens * unit[last] : tokens + 0
       all = int(all / step) * step
       seconds = step / (rate * n)
-      if (n > 1) seconds += 6 * p * (n - 1) / n / (n > 8 ? 40e9 : 200e9)
+      if (n > 1) seconds += 6 * p * (n - 1) / n / (n > 8 ? 45e9 : 250e9)
+      measured = n == 1 || (n == 2 && two > 0)
+      if (n == 2 && two > 0) seconds = step / two
       hours = all / step * seconds / 3600
       printf "    %4d %12.0f %12.1f %12.0f %12.0f   %s\n", n, step / seconds, hours, hours * n, hours * n * price,
-        (n > 1 ? "extrapolated" : "estimated")
+        (measured ? "measured" : "extrapolated")
     }'
   done
 }
 
 if [ "$COSTS" = 1 ]; then
-  costs 1 8 16 32
+  costs 1 2 8 16 32
   exit 0
 fi
 

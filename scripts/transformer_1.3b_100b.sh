@@ -10,14 +10,15 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        63.2 GiB of an H200 at micro-batches of 8 rows (--dry-run)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         59,500 tokens/s on one H200: estimated from what dev/gpu_report.md measured, this model not run yet
+#   speed         61,909 tokens/s on one H200: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
-#       1        59500        466.9          467         1401   estimated
-#       8       460064         60.4          483         1449   extrapolated
-#      16       694321         40.0          640         1920   extrapolated
-#      32      1077540         25.8          825         2475   extrapolated
+#       1        61909        448.7          449         1346   measured
+#       2       123310        225.3          451         1352   extrapolated
+#       8       481392         57.7          462         1385   extrapolated
+#      16       737427         37.7          603         1808   extrapolated
+#      32      1158958         24.0          767         2301   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=transformer_1.3b_100b PRESET=transformer-1.3b PARAMETERS=1453411584 RATE=59500
+NAME=transformer_1.3b_100b PRESET=transformer-1.3b PARAMETERS=1453411584 RATE=61909
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 options=(
   --lr 4e-4 --min-lr 4e-5 --warmup-tokens 1B --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1

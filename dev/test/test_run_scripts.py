@@ -200,7 +200,7 @@ def test_costs():
     os.makedirs(folder)
     for name in ("train_loop.sh", "gdn_1.3b_100b.sh"):
         with open(os.path.join(REPOSITORY, "scripts", name)) as f:
-            text = re.sub(r" RATE=\S+", " RATE=50000", f.read())
+            text = re.sub(r" RATE=\S+( RATE2=\S+)?", " RATE=50000 RATE2=99000", f.read())
         with open(os.path.join(folder, name), "w") as f:
             f.write(text)
     p = subprocess.run(
@@ -210,17 +210,17 @@ def test_costs():
         env=environment(COSTS="1", PRICE="2.50"),
     )
     lines = p.stdout.split("\n")[1:-1]
-    check([int(line.split()[0]) for line in lines] == [1, 8, 16, 32], f"{p.stdout} {p.stderr}")
+    check([int(line.split()[0]) for line in lines] == [1, 2, 8, 16, 32], f"{p.stdout} {p.stderr}")
     for line in lines:
         gpus, rate, hours, all_hours, dollars, said = line.split(None, 5)
         n, tokens, step = int(gpus), 190734 * 524288, 524288
-        exchange = 6 * 1446891696 * (n - 1) / n / (40e9 if n > 8 else 200e9)
-        seconds = step / (50000 * n) + exchange
+        exchange = 6 * 1446891696 * (n - 1) / n / (45e9 if n > 8 else 250e9)
+        seconds = step / 99000 if n == 2 else step / (50000 * n) + exchange
         want = [step / seconds, tokens / step * seconds / 3600]
         want += [want[1] * n, want[1] * n * 2.5]
         found = [float(x) for x in (rate, hours, all_hours, dollars)]
         check(all(abs(a - b) <= 0.51 for a, b in zip(found, want)), f"{n} GPUs: {found}, needed {want}")
-        check(("extrapolated" in said) == (n > 1), line)
+        check(said == ("extrapolated" if n > 2 else "measured"), line)
     p = subprocess.run(
         ["bash", os.path.join(folder, "gdn_1.3b_100b.sh"), "--dry-run"],
         capture_output=True,
