@@ -138,8 +138,9 @@ typedef struct {
 
 extern const EngineApi engine_cpu_f32;  // train_gdn.c
 extern const EngineApi engine_cpu_f64;  // the same file with real = double
-extern const EngineApi engine_cpu_bf16;  // the same file, rounding what the GPU keeps in bf16: the CUDA engine's yardstick
-extern const EngineApi engine_cuda;     // train_gdn.cu
+extern const EngineApi
+    engine_cpu_bf16;                 // the same file, rounding what the GPU keeps in bf16: the CUDA engine's yardstick
+extern const EngineApi engine_cuda;  // train_gdn.cu
 
 #ifdef __cplusplus
 }

@@ -12,9 +12,10 @@
 // numerator of the MFU. The forecast of the time does count it.
 //
 // Memory. Both engines keep fp32 gradients whole and the two moments for their own part of the arena (ZeRO-1); the CPU
-// engine also the fp32 weights, of which the CUDA engine keeps its part, beside a whole copy in bf16. Activations are counted buffer by buffer as the engines allocate them (gpu_activations, cpu_activations),
-// in fp32 on CPUs, in bf16 on GPUs. An engine knows exactly what it allocates (EngineApi.memory_bytes, memory_plan);
-// this is an estimate that needs no engine, and tests hold it to 1% of the CUDA engine's own count.
+// engine also the fp32 weights, of which the CUDA engine keeps its part, beside a whole copy in bf16. Activations are
+// counted buffer by buffer as the engines allocate them (gpu_activations, cpu_activations), in fp32 on CPUs, in bf16 on
+// GPUs. An engine knows exactly what it allocates (EngineApi.memory_bytes, memory_plan); this is an estimate that needs
+// no engine, and tests hold it to 1% of the CUDA engine's own count.
 //
 // defines: Forecast, flops_per_token, layer_flops, cpu_activations, gpu_activations, forecast_make,
 //          forecast_largest_batch, forecast_print
@@ -37,7 +38,7 @@ static const struct {
 } forecast_gpus[FORECAST_GPUS] MAYBE_UNUSED = {{"80 GB (H100)", 78.6}, {"141 GB (H200)", 139.4}};
 
 // Assumed where --tokens-per-sec says nothing, and printed with the estimate.
-#define FORECAST_CPU_FLOPS 15e9             // of one thread; tiny-gdn measured 18e9 with gcc -O3 -march=native
+#define FORECAST_CPU_FLOPS 15e9  // of one thread; tiny-gdn measured 18e9 with gcc -O3 -march=native
 
 typedef struct {
   double flops_matmul, flops_mixer;  // a token, forward and backward
@@ -46,8 +47,8 @@ typedef struct {
   double mixer_flops[MIX_COUNT];  // a token and layer: the mixer's own products, forward and backward
   double cpu_bytes, gpu_bytes;    // of one rank
   double state_bytes, moment_bytes, gpu_master_bytes, gpu_weight_bytes, cpu_activations, gpu_activations;
-  double attention_flops;          // a token, forward and backward: part of flops_mixer
-  double gpu_kept;                 // bytes that the layers of a micro-batch keep with nothing computed again
+  double attention_flops;  // a token, forward and backward: part of flops_mixer
+  double gpu_kept;         // bytes that the layers of a micro-batch keep with nothing computed again
   StepTime gpu_step;
   double gpu_kinds[MEMORY_KINDS];  // gpu_activations by what they are for
   int64_t micro_batches;           // a step and rank
@@ -366,14 +367,16 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
     const StepTime *s = &f->gpu_step;
     fprintf(out, "  %-16s on %d GPU%s like an H200: %.3g GPU hours\n", time_text(d, f->gpu_seconds), o->ranks,
             o->ranks > 1 ? "s" : "", f->gpu_seconds / 3600 * o->ranks);
-    fprintf(out, "  a step           %.0f ms: micro-batches of %.0f ms, update %.0f ms, exchange %.0f ms; %.0f tokens/s\n",
+    fprintf(out,
+            "  a step           %.0f ms: micro-batches of %.0f ms, update %.0f ms, exchange %.0f ms; %.0f tokens/s\n",
             1e3 * s->step, 1e3 * s->micro, 1e3 * s->update, 1e3 * s->exchange, s->tokens_per_s);
     fprintf(out, "  %-16s on a CPU at %.0f GFLOP/s a thread, with %d thread%s\n", time_text(d, f->cpu_seconds),
             FORECAST_CPU_FLOPS / 1e9, o->threads ? o->threads : 1, o->threads > 1 ? "s" : "");
-    fprintf(out, "Scaling to more GPUs, %d in a machine, %.0f GB/s within it and %.0f GB/s to another, nothing hidden\n",
+    fprintf(out,
+            "Scaling to more GPUs, %d in a machine, %.0f GB/s within it and %.0f GB/s to another, nothing hidden\n",
             GPUS_A_MACHINE, GPU_LINK_INSIDE / 1e9, GPU_LINK_BETWEEN / 1e9);
-    gpu_scaling_print(out, &o->config, t, f->flops_matmul, f->attention_flops, f->gpu_kept,
-                      o->total_batch / o->seq_len, o->seq_len, o->batch, o->recompute);
+    gpu_scaling_print(out, &o->config, t, f->flops_matmul, f->attention_flops, f->gpu_kept, o->total_batch / o->seq_len,
+                      o->seq_len, o->batch, o->recompute);
   }
   fprintf(out, "Disk\n");
   fprintf(out, "  checkpoints      %s: %lld kept of %s each", size_text(d, f->disk_bytes), (long long)f->checkpoints,

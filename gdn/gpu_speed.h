@@ -57,7 +57,8 @@ static inline void gpu_scaling_print(FILE *out, const Config *c, const ParamTabl
                                      double kept, int64_t rows, int64_t T, int batch, int recompute) {
   double one = 0;
   int pays = 1, most = 1;
-  fprintf(out, "  %6s %14s %10s %12s %14s %11s\n", "GPUs", "rows on each", "step", "exchange", "tokens/s", "efficiency");
+  fprintf(out, "  %6s %14s %10s %12s %14s %11s\n", "GPUs", "rows on each", "step", "exchange", "tokens/s",
+          "efficiency");
   for (int n = 1; n <= 256 && n <= rows; n *= 2) {
     if (rows % n) continue;
     int b = (int)(rows / n < batch ? rows / n : batch);
@@ -75,7 +76,8 @@ static inline void gpu_scaling_print(FILE *out, const Config *c, const ParamTabl
     if (efficiency >= 0.75) pays = n;
   }
   if (pays < most)
-    fprintf(out, "  beyond %d GPUs more than a quarter of their time is lost: use a larger --total-batch there\n", pays);
+    fprintf(out, "  beyond %d GPUs more than a quarter of their time is lost: use a larger --total-batch there\n",
+            pays);
   else
     fprintf(out, "  a step has %lld rows: more GPUs need a larger --total-batch\n", (long long)rows);
 }

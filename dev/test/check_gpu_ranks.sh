@@ -5,7 +5,7 @@
 data=$1 program=${2:-./train_gdncu} model=${MODEL:-gdn-100m} seq=${SEQ:-1024} work=$(mktemp -d) failed=0
 trap 'rm -rf "$work"' EXIT
 mpi() { local n=$1; shift; mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$n" "$program" "$@"; }
-args() { echo "--model $model --train $data --val= --seq-len $seq --batch 4 --total-batch $((16 * seq)) --steps $1 --eval-every 0 --save-every ${2:-1000000} --log-every 1 --warmup 100 --init fla $EXTRA --out $work/$3"; }
+args() { echo "--model $model --train $data --val= --seq-len $seq --batch 4 --total-batch $((16 * seq)) --steps $1 --eval-every 0 --save-every ${2:-1000000} --log-every 1 --warmup 40 --init fla $EXTRA --out $work/$3"; }
 check() { # check NAME CONDITION-RESULT DETAIL
   if [ "$2" = 0 ]; then echo "PASS $1: $3"; else echo "FAIL $1: $3"; failed=$((failed + 1)); fi
 }
@@ -47,7 +47,7 @@ weights() { find "$work/$1" -name '*.safetensors' 2>/dev/null | sort | xargs -r 
   text=$(log near "$work/two" "$work/moved"); check "two GPUs, then one" $? "$text"
   if [ -z "$NO_GPU" ]; then
     n=$(($(nvidia-smi -L | wc -l) + 1))
-    text=$(mpi $n --model tiny-gdn --batch 1 --total-batch $((64 * n)) --out "$work/more" 2>&1 | grep error: | head -1); code=${PIPESTATUS[0]}
+    text=$(mpi $n --model "$model" --train "$data" --val= --seq-len 64 --batch 1 --total-batch $((64 * n)) --steps 1 --out "$work/more" 2>&1 | grep error: | head -1); code=${PIPESTATUS[0]}
     case $text in *"$n ranks on this machine, $((n - 1)) GPUs"*) code=0 ;; *) code=1 ;; esac
     check "more ranks than GPUs" $code "$text"
   fi

@@ -1172,8 +1172,8 @@ static void test_log(void) {
   Log l;
   CHECK(!log_open(&l, out, -1, &err), "%s", err.text);
   for (int64_t step = 1; step <= 20; step++) {
-    LogStep s = {step,      20,   step * 64, step == 7 ? NAN : 1.0 / (double)step, 1, 1e-3, 5, 100, -1, 3,
-                 step == 7, step, 0xabcdef, 0, -1};
+    LogStep s = {step,     20, step * 64, step == 7 ? NAN : 1.0 / (double)step, 1, 1e-3, 5, 100, -1, 3, step == 7, step,
+                 0xabcdef, 0,  -1};
     log_step(&l, &s);
     if (step % 5 == 0) log_eval(&l, step, NULL, 2.5, 100, 7);
   }

@@ -990,8 +990,7 @@ static void test_forecast(void) {
     // what several layers keep is more than what they share; all computes the layers' forward twice
     CHECK(f[2].gpu_bytes < f[1].gpu_bytes && f[1].gpu_bytes < f[0].gpu_bytes, "%s: recompute", presets[i].name);
     CHECK(f[1].gpu_seconds > f[0].gpu_seconds && f[1].gpu_seconds < 1.02 * f[0].gpu_seconds &&
-              f[2].gpu_seconds > 1.1 * f[0].gpu_seconds &&
-              f[2].gpu_seconds < 1.34 * f[0].gpu_seconds,
+              f[2].gpu_seconds > 1.1 * f[0].gpu_seconds && f[2].gpu_seconds < 1.34 * f[0].gpu_seconds,
           "%s: time with --recompute", presets[i].name);
     CHECK(near(f[0].gpu_bytes - f[3].gpu_bytes, 7.0 / 8 * (f[0].moment_bytes + f[0].gpu_master_bytes)),
           "%s: moments and masters over 8 ranks", presets[i].name);
