@@ -95,19 +95,28 @@ static inline int inspect_model(const char *path, FolderKind kind, Error *err) {
   return code;
 }
 
-static inline int inspect_run(const char *path, Error *err) {
+// verify: every checkpoint is read and held against its manifest; a damaged one is the result.
+static inline int inspect_run(const char *path, int verify, Error *err) {
   CheckpointList list;
   char newest[CHECKPOINT_PATH_MAX];
+  Error damaged = {0, ""}, e;
   int code = checkpoint_list(path, &list, NULL, NULL, err);
   if (code) return code;
   printf("%s: run with %d checkpoints\n", path, list.n);
-  for (int i = 0; i < list.n; i++)
-    printf("  %s  step %lld, %lld tokens\n", list.items[i].path, (long long)list.items[i].step,
-           (long long)list.items[i].tokens);
+  for (int i = 0; i < list.n; i++) {
+    printf("  %s  step %lld, %lld tokens%s", list.items[i].path, (long long)list.items[i].step,
+           (long long)list.items[i].tokens, verify ? ": " : "\n");
+    fflush(stdout);
+    if (!verify) continue;
+    int broken = checkpoint_verify(list.items[i].path, &e);
+    printf("%s\n", broken ? e.text : "whole");
+    if (broken && !damaged.code) damaged = e, damaged.code = broken;
+  }
   checkpoint_list_free(&list);
   code = checkpoint_find(path, newest, NULL, NULL, err);
   if (!code && !newest[0]) code = error_set(err, EXIT_CHECKPOINT, "%s: holds no checkpoint, model or shard", path);
   if (!code) printf("  newest that holds: %s\n", newest);
+  if (!code && damaged.code) *err = damaged, code = damaged.code;
   return code;
 }
 
@@ -146,7 +155,7 @@ static inline int inspect_command(const Options *o, Error *err) {
     else if (!S_ISDIR(st.st_mode))
       code = inspect_shard(path, &e);
     else if (!(code = folder_kind(path, &kind, &e)))
-      code = kind == FOLDER_RUN ? inspect_run(path, &e) : inspect_model(path, kind, &e);
+      code = kind == FOLDER_RUN ? inspect_run(path, o->verify, &e) : inspect_model(path, kind, &e);
     if (code && result) warn("%s", e.text);
     if (code && !result) result = code, *err = e;
   }

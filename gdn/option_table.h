@@ -69,7 +69,7 @@ typedef struct {
   int threads, device;  // threads 0: as many as the machine has; device -1: by local rank
   int recompute, nodes, ranks;
   double tokens_per_sec;  // of one rank, assumed by the forecast; 0: estimate
-  int dry_run, help;
+  int dry_run, verify, help;
   char config_file[OPTION_PATH_SIZE];
   unsigned char source[MAX_OPTIONS];  // OptionSource of each row of option_table
 } Options;
@@ -301,6 +301,8 @@ static const Option option_table[] = {
 
     {"config", GROUP_OTHER, OPT_TEXT, AT(config_file), "", 0, 0, NULL, "FILE", NULL,
      "read options from a file of lines 'name = value'; the command line wins; empty: none"},
+    {"verify", GROUP_OTHER, OPT_SWITCH, AT(verify), "off", 0, 1, NULL, "on|off", "on",
+     "inspect: check the sizes and hashes of every checkpoint of a run, not only of the newest that holds"},
     {"help", GROUP_OTHER, OPT_SWITCH, AT(help), "off", 0, 1, NULL, "on|off", "on", "print this and end"},
 };
 #undef AT
