@@ -7,7 +7,6 @@
 #define GDN_CHECKPOINT_PLAN_H
 
 #include "engine.h"
-#include "engine.h"
 #include "hf_config.h"
 #include "hf_modeling.h"
 #include "manifest.h"

@@ -111,8 +111,8 @@ static MAYBE_UNUSED int checkpoint_writer_submit(CheckpointWriter *w, const Chec
     error_set(&why, EXIT_MEMORY, "no thread to write it: %s", strerror(e));
   }
   warn("saving step %lld holds up the training: %s", (long long)info->step, why.text);
-  checkpoint_writer_main(w);
-  return earlier ? earlier : checkpoint_writer_poll(w, NULL, err);
+  checkpoint_writer_main(w);  // its failure is reported by the next poll or wait
+  return earlier;
 }
 
 // Waits, then frees everything. Call checkpoint_writer_wait first to see an error.

@@ -58,8 +58,9 @@ def make_mixer(c, kind, index):
         return GatedDeltaNet(use_gate=gate != "none", **heads,
                              output_gate_activation="sigmoid" if gate == "sigmoid" else "swish")
     if stock and kind == "deltanet" and gate != "sigmoid" and c["v_heads"] == c["heads"]:
-        return DeltaNet(expand_k=c["heads"] * c["head_k"] / c["width"], use_gate=gate == "silu",
-                        expand_v=c["heads"] * c["head_v"] / c["width"], **common)
+        up = 1 + 1e-12  # fla rounds width * expand down
+        return DeltaNet(expand_k=c["heads"] * c["head_k"] / c["width"] * up, use_gate=gate == "silu",
+                        expand_v=c["heads"] * c["head_v"] / c["width"] * up, **common)
     if stock and gate != "none" and (kind == "kda" or (kind, c["erase"], c["write"]) == ("gdn2", "channel", "channel")):
         if kind == "kda":
             layer = KimiDeltaAttention(lower_bound=c["kda_lower_bound"] or None, **heads)
@@ -163,7 +164,6 @@ class Mamba2(nn.Module):
     y = S_t^T C + D x; then an RMSNorm of y SiLU(z) over the channels of a group."""
 
     def __init__(self, c):
-        super().__init__()
         super().__init__()
         inner, self.heads = c["width"] * c["mamba_expand"], c["width"] * c["mamba_expand"] // c["mamba_head"]
         self.groups, self.state, self.conv1d = c["mamba_groups"], c["mamba_state"], None

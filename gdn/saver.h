@@ -163,7 +163,7 @@ static MAYBE_UNUSED int saver_failures(const Saver *s) {
   return s->alone ? checkpoint_writer_failures(s->alone) : s->failures;
 }
 
-// The fault "full": this rank's part of a save meets a full disk.
+// The faults "full" and "full-folder": this rank's part of a save, or the folder that rank 0 makes, meets a full disk.
 static MAYBE_UNUSED int saver_no_room(const char *op, const char *path) {
   return !strcmp(op, "write") && strstr(path, "/.tmp-step-") ? ENOSPC : 0;
 }
@@ -182,10 +182,11 @@ static MAYBE_UNUSED int saver_submit(Saver *s, const CheckpointInfo *info, Check
   comm_broadcast(s->comm, "the name of a checkpoint", s->tmp, sizeof s->tmp, 0);
   int code = checkpoint_plan(&s->plan, s->settings, s->config, s->table, &why);
   if (!code) s->hashes = checkpoint_hashes_make(&s->plan);
+  io_fault = fault_is_due("full-folder", info->step) ? saver_no_room : NULL;
   if (!code && s->comm->rank == 0) code = checkpoint_create(&s->plan, s->tmp, &why);
   if ((code = comm_agree(s->comm, "the folder of a checkpoint", code, &why))) {
-    saver_end(s, code, &why);
-    return earlier ? earlier : saver_report(s, err);
+    saver_end(s, code, &why);  // the next saver_poll or saver_wait reports it: it is not an earlier save's
+    return earlier;
   }
   io_fault = fault_is_due("full", info->step) ? saver_no_room : NULL;
   s->stage = SAVER_WRITING;

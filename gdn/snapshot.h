@@ -41,9 +41,33 @@ typedef struct {
   int quit;      // to it; by __atomic
 } Snapshot;
 
+// Bytes of memory that this process can still take without being killed: what the machine and its control group (version
+// 2 or 1) have left; huge where neither says. malloc alone says yes to more.
+static MAYBE_UNUSED double memory_available(void) {
+  double least = 1e18, limit, used;
+  long long kib = 0;
+  char line[128];
+  FILE *f = fopen("/proc/meminfo", "r");
+  while (f && fgets(line, sizeof line, f))
+    if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1) least = 1024.0 * (double)kib;
+  if (f) fclose(f);
+  static const char *const groups[2][2] = {
+      {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+      {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
+  for (int g = 0; g < 2; g++) {
+    FILE *max = fopen(groups[g][0], "r"), *now = fopen(groups[g][1], "r");
+    if (max && now && fscanf(max, "%lf", &limit) == 1 && fscanf(now, "%lf", &used) == 1 && limit - used < least)
+      least = limit - used;
+    if (max) fclose(max);
+    if (now) fclose(now);
+  }
+  return least;
+}
+
 // 1 when there is memory for all of it. Large pages where the system has them: they are faster to touch and to copy.
 static MAYBE_UNUSED int snapshot_allocate(Snapshot *s) {
   const size_t page = 4096, bytes = (size_t)s->count * sizeof(float);
+  if (!s->arena[snapshot_arenas[SNAPSHOT_ARENAS - 1]] && 12.0 * (double)s->count > memory_available()) return 0;
   for (int i = 0; i < SNAPSHOT_ARENAS; i++) {
     float **a = &s->arena[snapshot_arenas[i]];
     if (*a) continue;

@@ -17,7 +17,7 @@
 // GDN_FAULT (fault.h): "nan@3" puts a NaN into the gradient of step 3, "stop@7" asks for a stop in step 7, "kill@9"
 // ends the process by SIGKILL after step 9 has been logged, "kill-PHASE@9" and "hang-PHASE@9" end or hold it when it
 // enters a phase of step 9 (watchdog.h), "dump@5" writes the weights after step 5 as doubles to OUT/weights-RANK.f64,
-// "full@6:1" lets rank 1 of several meet a full disk when step 6 is saved, "slow-copy@6" makes the copy for the save
+// "full@6:1" lets rank 1 of several meet a full disk when step 6 is saved, "full-folder@6" rank 0 when it makes the folder, "slow-copy@6" makes the copy for the save
 // of step 6 take a second.
 //
 // defines: Trainer, StepTotals, train_step, train_save, train_evaluate, train_loop
@@ -379,9 +379,11 @@ static inline void train_report(Trainer *t, const LogStep *s) {
 // The fault "dump": for tests that hold weights against each other more closely than a checkpoint's fp32 can.
 static inline void train_dump(Trainer *t) {
   char path[CHECKPOINT_PATH_MAX + 32];
-  int64_t n = t->model.table.total;
+  const EngineSettings *s = &t->model.settings;
+  int part = t->model.api->on_device && s->shard_count > 0;  // a GPU of several has only its own shard
+  int64_t n = part ? s->shard_count : t->model.table.total;
   double *x = (double *)alloc_array(n, sizeof(double), "dump");
-  t->model.api->read64(t->model.engine, ARENA_PARAM, 0, n, x);
+  t->model.api->read64(t->model.engine, ARENA_PARAM, part ? s->shard_first : 0, n, x);
   snprintf(path, sizeof path, "%s/weights-%d.f64", t->plan.out, t->comm->rank);
   FILE *f = fopen(path, "wb");
   if (!f || fwrite(x, sizeof(double), (size_t)n, f) != (size_t)n || fclose(f)) fail(EXIT_INTERNAL, "%s", path);

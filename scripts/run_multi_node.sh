@@ -1,7 +1,7 @@
 #!/bin/bash
 # run_multi_node.sh: trains on several machines that can reach each other by ssh without a password.
 #
-# Edit: HOSTFILE, a file with one line a machine, `name slots=RANKS-ON-IT`; RANKS, the sum of the slots; THREADS, the
+# Edit: PROGRAM (./train_gdncu for GPUs, one a rank: as many slots as GPUs on each line), HOSTFILE, a file with one line a machine, `name slots=RANKS-ON-IT`; RANKS, the sum of the slots; THREADS, the
 #   cores of each rank; the options of train_gdn below. This folder and --out must be the same on all machines (a shared
 #   file system): all ranks write the checkpoints together. A machine with several networks may need
 #   --mca btl_tcp_if_include eth0 (the name of the network between the machines).
@@ -9,6 +9,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 3
 
+PROGRAM=${PROGRAM:-./train_gdn}
 HOSTFILE=${HOSTFILE:-hosts.txt}
 RANKS=${RANKS:-16}
 THREADS=${THREADS:-8}
@@ -19,4 +20,4 @@ if [ ! -r "$HOSTFILE" ]; then
   exit 3
 fi
 exec mpirun -np "$RANKS" --hostfile "$HOSTFILE" --map-by slot:PE="$THREADS" --bind-to core -x OMP_NUM_THREADS="$THREADS" \
-  ./train_gdn --model tiny-gdn --out "$OUT" --resume auto --save-every 100 "$@"
+  "$PROGRAM" --model tiny-gdn --out "$OUT" --resume auto --save-every 100 "$@"

@@ -2,7 +2,7 @@
 # run_slurm.sh: a Slurm job that saves before its time is over and puts itself into the queue again.
 #   sbatch scripts/run_slurm.sh
 #
-# Edit: the #SBATCH lines (machines, ranks on each, cores of each rank, time, partition and account of your site), the
+# Edit: PROGRAM (./train_gdncu for GPUs: then also --gpus-per-node below, one rank a GPU), the #SBATCH lines (machines, ranks on each, cores of each rank, time, partition and account of your site), the
 #   options of train_gdn below. --signal=B:USR1@300 tells this script 300 s before the end: take more when a save of
 #   your model takes longer. Submit it from this folder; it and --out must lie on a shared file system.
 # mpirun finds the machines of the job by itself. A site that wants srun: srun --mpi=pmix --kill-on-bad-exit=1.
@@ -10,6 +10,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=8
+##SBATCH --gpus-per-node=4
 #SBATCH --time=04:00:00
 #SBATCH --signal=B:USR1@300
 #SBATCH --requeue
@@ -18,11 +19,12 @@
 set -u
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 3
 
+PROGRAM=${PROGRAM:-./train_gdn}
 OUT=${OUT:-out/slurm-${SLURM_JOB_ID:-test}}
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 
 # mpirun passes USR1 on to all ranks; they agree on a step, save, and end with code 75
-mpirun -np "${SLURM_NTASKS:?start this with sbatch}" --map-by slot:PE="$OMP_NUM_THREADS" ./train_gdn \
+mpirun -np "${SLURM_NTASKS:?start this with sbatch}" --map-by slot:PE="$OMP_NUM_THREADS" "$PROGRAM" \
   --model tiny-gdn --out "$OUT" --resume auto --save-every 100 "$@" &
 pid=$!
 asked=1

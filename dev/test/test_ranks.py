@@ -427,6 +427,11 @@ def test_failing_saves():
     _, err = run(2, args + ["full-three"], want=5, fault="full@3:1,full@6:1,full@9:1,full@12:1")
     one_error(err, "3 saves in a row failed", "(rank 1)", "No space left")
     check(glob.glob(os.path.join(ROOT, "full-three", "*step-*")) == [], "left behind")
+    # the last save cannot even begin: the run has not ended well, and was not stopped with all saved
+    for fault, what in (("full-folder@3", "full-folder"), ("full-folder@2,stop@3", "full-stop")):
+        p = start(2, LOOP + ["--steps", "3", "--save-every", "0", "--out", what], fault)
+        code, out, err = finish(p)
+        check(code == 5 and glob.glob(os.path.join(ROOT, what, "*step-*")) == [], f"{what}: exit {code}\n{out[-300:]}\n{err[-600:]}")
 
 
 def test_refusals():
