@@ -100,6 +100,7 @@ struct Engine {
   // several ranks
   GpuRanks ranks;
   int many;                // 1: there are several
+  int batch_rows, batch_len;  // of the training batches, for which rank 0 chooses the algorithms of all
   int reducing, gathering; // under way: the gradients' sums, the weights of the others
   cudaEvent_t *bucket;     // [buckets] on its way: gradients final, or weights there
   cudaEvent_t *waited[2];  // [buckets + 1] before and after the main stream waited for a bucket, for the sums last
@@ -236,7 +237,7 @@ static int64_t engine_bind(Engine *e, char *base) {
   e->logits = take<bf16>(&room, MEMORY_LOGITS, e->head_rows * e->table->vocab_rows);
   e->ids = take<int32_t>(&room, work, N), e->targets = take<int32_t>(&room, work, N);
   e->doc_start = take<int32_t>(&room, work, N);
-  e->rope = take<float2>(&room, work, (int64_t)T * (head_dim / 2));
+  e->rope = take<float2>(&room, work, larger(T, e->set.max_state) * (head_dim / 2));
   e->total = take<double>(&room, work, 4), e->clip = take<ClipState>(&room, work, 1);
   e->scratch = take<float>(&room, work, larger(partial, gradient_sum_squares_scratch()));
   if (train) {
@@ -636,6 +637,7 @@ static double model_forward(Engine *e, const int32_t *tokens, const int32_t *tar
       fail(EXIT_DATA, "token id %d in a batch: the model's vocabulary has %d ids; change --train, --val or --vocab",
            tokens[n] < 0 || tokens[n] >= c->vocab ? tokens[n] : targets[n], c->vocab);
   e->B = B, e->T = T, e->has_targets = targets != NULL, e->head_done = 0;
+  matmul_guess(e->matmul, carry);  // each token makes new shapes: measuring them all would take longer than the sample
   refresh_weights(e);
   memcpy(e->host_ids, tokens, (size_t)N * sizeof(int32_t));
   CUDA_CHECK(cudaMemcpyAsync(e->ids, e->host_ids, (size_t)N * sizeof(int32_t), cudaMemcpyHostToDevice, e->stream));
@@ -654,6 +656,7 @@ static double model_forward(Engine *e, const int32_t *tokens, const int32_t *tar
   wait_for_weights(e, c->layers + 1);
   rmsnorm_forward(e->h_end, e->rstd_end, e->x_end, param(e, e->table->final_norm), (float)c->norm_eps, N, c->width,
                   e->stream);
+  matmul_guess(e->matmul, 0);
   if (!targets) return 0;
   memcpy(e->host_ids + N, targets, (size_t)N * sizeof(int32_t));
   CUDA_CHECK(cudaMemcpyAsync(e->targets, e->host_ids + N, (size_t)N * sizeof(int32_t), cudaMemcpyHostToDevice, e->stream));
@@ -776,9 +779,15 @@ static void cuda_destroy(Engine *e) {
   free(e->acts), free(e->history), free(e);
 }
 
-static void settings_for_carry(EngineSettings *s) {  // a carried sequence runs whole: room for it
-  if (s->max_state > (int64_t)s->max_rows * s->max_len) s->max_rows = 1, s->max_len = s->max_state;
+// A carried sequence runs whole: room for it, as one row. The rows of a batch still fit when each is counted in whole
+// tiles, as the kernels do.
+static void settings_for_carry(EngineSettings *s) {
+  if (s->max_state <= (int64_t)s->max_rows * s->max_len) return;
+  int64_t rows = (int64_t)s->max_rows * ceil_div(s->max_len, 256) * 256;
+  s->max_len = (int)larger(s->max_state, rows), s->max_rows = 1;
 }
+
+static int rope_rows(const EngineSettings *s) { return (int)larger(s->max_len, s->max_state); }
 
 static void *device_zeroed(Engine *e, int64_t count, size_t size, const char *what) {
   void *p = device_alloc(count, size, what);
@@ -802,12 +811,12 @@ static void engine_open_buckets(Engine *e) {
 // step on weights of zero, while the others wait, and tells them.
 static void engine_share_algorithms(Engine *e) {
   Comm *comm = e->ranks.ranks;
-  int64_t N = (int64_t)e->set.max_rows * e->set.max_len, bytes = 0;
+  int64_t N = (int64_t)e->batch_rows * e->batch_len, bytes = 0;
   char *text = NULL;
   if (comm->rank == 0) {
     int32_t *zeros = (int32_t *)alloc_zeroed(N, sizeof(int32_t), "tokens");
     e->hinted_scale = 1;
-    model_forward(e, zeros, zeros, e->set.max_rows, e->set.max_len, 0);
+    model_forward(e, zeros, zeros, e->batch_rows, e->batch_len, 0);
     model_backward(e, 1);
     e->hinted_scale = 0;
     free(zeros);
@@ -906,6 +915,7 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
   if (code) return NULL;
   Engine *e = (Engine *)alloc_zeroed(1, sizeof *e, "engine");
   e->c = *c, e->table = t, e->set = *s, e->many = comm != NULL;
+  e->batch_rows = s->max_rows, e->batch_len = s->batch_len ? s->batch_len : s->max_len;
   settings_for_carry(&e->set);
   if (comm && gpu_ranks_open(&e->ranks, comm, device, t->total, err)) {
     free(e);
@@ -962,7 +972,7 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
   // all bits set is a NaN of every type: what is read before it is written shows
   CUDA_CHECK(cudaMemsetAsync(e->memory, 0xff, (size_t)e->memory_bytes, e->stream));
   if (config_has_mixer(c, MIX_SWA) || config_has_mixer(c, MIX_ATTN))
-    rope_table_fill(e->rope, e->set.max_len, c->attn_head_dim, c->rope_theta, e->stream);
+    rope_table_fill(e->rope, rope_rows(&e->set), c->attn_head_dim, c->rope_theta, e->stream);
   CUDA_CHECK(cudaStreamSynchronize(e->stream));
   return e;
 }

@@ -50,6 +50,7 @@ static const char *const memory_names[MEMORY_KINDS] MAYBE_UNUSED = {
 typedef struct {
   int max_rows;                      // largest B
   int max_len;                       // largest T of one forward
+  int batch_len;                     // tokens a row of the training batches where max_len is larger; 0: max_len
   int max_state;                     // longest carried sequence (attn keeps all its keys), 0: no carried state wanted
   int train;                         // 0: no gradients, no moments, nothing saved for a backward pass
   int64_t shard_first, shard_count;  // ZeRO-1: the range of the arena whose moments this rank holds; count 0: all of it

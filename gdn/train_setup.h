@@ -154,7 +154,7 @@ static inline int trainer_choose_config(Trainer *t, CheckpointInfo *info, Error 
 static inline int trainer_settings(Trainer *t, const EngineApi *api, EngineSettings *s, Error *err) {
   const Options *o = t->o;
   memset(s, 0, sizeof *s);
-  s->max_rows = o->batch, s->max_len = o->seq_len, s->train = 1;
+  s->max_rows = o->batch, s->max_len = s->batch_len = o->seq_len, s->train = 1;
   s->recompute = o->recompute, s->device = o->device;
   if (o->sample_every) {
     SampleJob job;

@@ -134,6 +134,11 @@ int main(int argc, char **argv) {
     check_true("matmul wgrad same bits in 20 runs", same, "runs differ");
     device_free(x), device_free(dy);
   }
+  matmul_guess(mm, 1);  // without measuring, for shapes that come once
+  int entries = mm->entries;
+  for (int N : {5, 66, 131}) test(mm, N, 72, 48);
+  matmul_guess(mm, 0);
+  check_true("matmul guessed", mm->entries == entries, "guessed products were kept");
   matmul_close(mm);
   test_file("matmul-lab.txt");
   test_cache("/tmp", "matmul-lab.txt");

@@ -45,7 +45,7 @@ static MAYBE_UNUSED void cuda_check(cudaError_t error, const char *call, const c
   if (error == cudaSuccess) return;
   int code = cuda_exit_code(error);
   const char *hint = code == EXIT_MEMORY   ? "; needed: less GPU memory: a smaller --batch, or --recompute"
-                     : code == EXIT_CONFIG ? "; needed: an NVIDIA GPU of compute capability 9.0 with a CUDA 13 driver"
+                     : code == EXIT_CONFIG ? "; see nvidia-smi, choose another GPU with --device"
                                            : "";
   fail(code, "CUDA: %s (%s) at %s:%d in %s%s", cudaGetErrorString(error), cudaGetErrorName(error), file, line, call,
        hint);
@@ -65,7 +65,7 @@ static MAYBE_UNUSED void *device_alloc(int64_t count, size_t size, const char *w
   if (error == cudaErrorMemoryAllocation) {
     cudaMemGetInfo(&free_bytes, &total_bytes);
     fail(EXIT_MEMORY, "%s: needs %.1f MiB of GPU memory, %.1f of %.1f MiB are free; use a GPU that nothing else uses, "
-         "a smaller --model, or a smaller --batch", what,
+         "a smaller --batch or --model, or --recompute", what,
          (double)bytes / 1048576.0, (double)free_bytes / 1048576.0, (double)total_bytes / 1048576.0);
   }
   cuda_check(error, what, __FILE__, __LINE__);

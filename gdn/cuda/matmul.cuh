@@ -14,11 +14,13 @@
 // matmul_text and matmul_parse carry the choices of rank 0 to the other ranks.
 //
 // defines: Matmul, matmul_open, matmul_close, matmul_forward, matmul_dgrad, matmul_wgrad, matmul_tune_only,
-//          matmul_release_scratch, matmul_keep, matmul_text, matmul_parse
+//          matmul_guess, matmul_release_scratch, matmul_keep, matmul_text, matmul_parse
 #ifndef GDN_CUDA_MATMUL_CUH
 #define GDN_CUDA_MATMUL_CUH
 
 #include <cublasLt.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -62,6 +64,7 @@ typedef struct {
   int dirty;           // the files lack something
   int used[MATMUL_MAX_PROBLEMS], n_used;  // entries of this process's products, looked through first
   int tune_only;       // measure and return, without the product itself
+  int guess;           // take what cuBLASLt thinks best, without measuring or keeping it
   MatmulEntry entry[MATMUL_MAX_PROBLEMS];
   void *scratch[4];  // A, B, C, D while measuring
   size_t scratch_bytes[4];
@@ -152,6 +155,12 @@ static MAYBE_UNUSED int matmul_parse(Matmul *mm, const char *text, int own) {
   return 0;
 }
 
+static inline int matmul_find(const Matmul *mm, const MatmulProblem *p) {
+  for (int i = 0; i < mm->entries; i++)
+    if (memcmp(&mm->entry[i].problem, p, sizeof *p) == 0) return i;
+  return -1;
+}
+
 // Adds the entries of the file at `path`, which need not exist.
 static inline void matmul_load(Matmul *mm, const char *path, int own) {
   FILE *f = path[0] ? fopen(path, "rb") : NULL;
@@ -182,17 +191,33 @@ static inline int matmul_write(const char *path, const char *text) {
   return code;
 }
 
-// Writes to the files what they lack. The cache may have grown by another run meanwhile: its entries are taken in.
+// The cache's text: what is in the file, which another run may have written meanwhile, and behind it what only this run
+// has measured (caller frees).
+static inline char *matmul_cache_text(const Matmul *mm) {
+  Matmul *file = (Matmul *)alloc_zeroed(1, sizeof(Matmul), "matmul table");
+  memcpy(file->gpu, mm->gpu, sizeof file->gpu), file->version = mm->version;
+  matmul_load(file, mm->cache, 0);
+  for (int i = 0; i < mm->entries && file->entries < MATMUL_MAX_PROBLEMS / 2; i++)
+    if (matmul_find(file, &mm->entry[i].problem) < 0) file->entry[file->entries++] = mm->entry[i];
+  char *text = matmul_text(file, 0);
+  free(file);
+  return text;
+}
+
+// Writes to the files what they lack.
 static MAYBE_UNUSED void matmul_keep(Matmul *mm) {
   if (!mm->dirty) return;
   mm->dirty = 0;
   for (int own = 1; own >= 0; own--) {
-    char *path = own ? mm->path : mm->cache;
+    char *path = own ? mm->path : mm->cache, lock_path[1100];
     if (!path[0]) continue;
-    if (!own) matmul_load(mm, path, 0);
-    char *text = matmul_text(mm, own);
+    int lock = -1;  // runs that end their first step together write one after the other
+    snprintf(lock_path, sizeof lock_path, "%s.lock", path);
+    if (!own && (lock = open(lock_path, O_CREAT | O_RDWR | O_CLOEXEC, 0666)) >= 0) flock(lock, LOCK_EX);
+    char *text = own ? matmul_text(mm, 1) : matmul_cache_text(mm);
     int code = matmul_write(path, text);
     free(text);
+    if (lock >= 0) close(lock);
     if (!code) continue;
     warn("%s: cannot keep the matrix product algorithms (%s); they are measured again next time", path, strerror(code));
     path[0] = 0;
@@ -244,17 +269,20 @@ static MAYBE_UNUSED void matmul_release_scratch(Matmul *mm) {  // the buffers th
   }
 }
 
+static inline void matmul_undescribe(MatmulEntry *e) {
+  cublasLtMatmulDescDestroy(e->operation);
+  cublasLtMatrixLayoutDestroy(e->a);
+  cublasLtMatrixLayoutDestroy(e->b);
+  cublasLtMatrixLayoutDestroy(e->c);
+  cublasLtMatrixLayoutDestroy(e->d);
+  e->operation = NULL;
+}
+
 static MAYBE_UNUSED void matmul_close(Matmul *mm) {
   matmul_keep(mm);
   matmul_release_scratch(mm);
   for (int i = 0; i < mm->entries; i++) {
-    MatmulEntry *e = &mm->entry[i];
-    if (!e->operation) continue;
-    cublasLtMatmulDescDestroy(e->operation);
-    cublasLtMatrixLayoutDestroy(e->a);
-    cublasLtMatrixLayoutDestroy(e->b);
-    cublasLtMatrixLayoutDestroy(e->c);
-    cublasLtMatrixLayoutDestroy(e->d);
+    if (mm->entry[i].operation) matmul_undescribe(&mm->entry[i]);
   }
   device_free(mm->workspace);
   cublasLtDestroy(mm->handle);
@@ -350,13 +378,13 @@ static inline size_t matmul_bytes(int64_t rows, int64_t columns, int64_t ld, siz
   return (size_t)((columns - 1) * ld + rows) * size;
 }
 
-static inline void matmul_tune(Matmul *mm, MatmulEntry *e, cudaStream_t stream) {
+// What cuBLASLt proposes for a problem, best guess first: how many, at least one.
+static inline int matmul_candidates(Matmul *mm, const MatmulEntry *e, cublasLtMatmulHeuristicResult_t *found) {
   const MatmulProblem *p = &e->problem;
   cublasLtMatmulPreference_t preference;
-  cublasLtMatmulHeuristicResult_t found[MATMUL_CANDIDATES];
   uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = 16;
-  size_t workspace = MATMUL_WORKSPACE, size = p->float_output ? 4 : 2;
-  int count = 0, finalists = 0;
+  size_t workspace = MATMUL_WORKSPACE;
+  int count = 0;
   CUBLASLT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
 #define SET(what, value) CUBLASLT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, what, &value, sizeof value))
   SET(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
@@ -373,6 +401,14 @@ static inline void matmul_tune(Matmul *mm, MatmulEntry *e, cudaStream_t stream) 
     fail(EXIT_CONFIG,
          "cuBLASLt has no algorithm for a matrix product of %lld x %lld x %lld (%s); change --width or --ff",
          (long long)p->m, (long long)p->n, (long long)p->k, cublasLtGetStatusString(status));
+  return count;
+}
+
+static inline void matmul_tune(Matmul *mm, MatmulEntry *e, cudaStream_t stream) {
+  const MatmulProblem *p = &e->problem;
+  cublasLtMatmulHeuristicResult_t found[MATMUL_CANDIDATES];
+  size_t size = p->float_output ? 4 : 2;
+  int count = matmul_candidates(mm, e, found), finalists = 0;
   void *s[4];
   s[0] = matmul_scratch(mm, 0, matmul_bytes(p->transpose_a ? p->k : p->m, p->transpose_a ? p->m : p->k, p->lda, 2), 0,
                         stream);
@@ -407,12 +443,6 @@ static inline void matmul_tune(Matmul *mm, MatmulEntry *e, cudaStream_t stream) 
   mm->tuned++;
 }
 
-static inline int matmul_find(const Matmul *mm, const MatmulProblem *p) {
-  for (int i = 0; i < mm->entries; i++)
-    if (memcmp(&mm->entry[i].problem, p, sizeof *p) == 0) return i;
-  return -1;
-}
-
 // 1: the algorithm that a file names can run here.
 static inline int matmul_accepts(Matmul *mm, MatmulEntry *e) {
   cublasLtMatmulHeuristicResult_t result;
@@ -422,13 +452,13 @@ static inline int matmul_accepts(Matmul *mm, MatmulEntry *e) {
          result.workspaceSize <= MATMUL_WORKSPACE && matmul_fixed_order(&e->algorithm);
 }
 
+// The problem's entry, measured now if it has to be; NULL when the table is full.
 static inline MatmulEntry *matmul_entry(Matmul *mm, const MatmulProblem *p, cudaStream_t stream) {
   for (int i = 0; i < mm->n_used; i++)
     if (memcmp(&mm->entry[mm->used[i]].problem, p, sizeof *p) == 0) return &mm->entry[mm->used[i]];
   int at = matmul_find(mm, p), measure = at < 0;
   if (measure) {
-    if (mm->entries == MATMUL_MAX_PROBLEMS)
-      fail(EXIT_INTERNAL, "more than %d different matrix products", MATMUL_MAX_PROBLEMS);
+    if (mm->entries == MATMUL_MAX_PROBLEMS) return NULL;
     at = mm->entries++;
     memset(&mm->entry[at], 0, sizeof mm->entry[at]);
     mm->entry[at].problem = *p;
@@ -447,6 +477,23 @@ static inline MatmulEntry *matmul_entry(Matmul *mm, const MatmulProblem *p, cuda
   return e;
 }
 
+// The product by the first proposed algorithm of fixed order.
+static inline void matmul_run_guess(Matmul *mm, const MatmulProblem *p, void *d, const void *a, const void *b,
+                                    const void *c, cudaStream_t stream) {
+  MatmulEntry e;
+  cublasLtMatmulHeuristicResult_t found[MATMUL_CANDIDATES];
+  memset(&e, 0, sizeof e);
+  e.problem = *p;
+  matmul_describe(&e);
+  int count = matmul_candidates(mm, &e, found), at = 0;
+  while (at < count && !(found[at].state == CUBLAS_STATUS_SUCCESS && matmul_fixed_order(&found[at].algo))) at++;
+  if (at == count)
+    fail(EXIT_CONFIG, "cuBLASLt runs no algorithm of fixed order for a matrix product of %lld x %lld x %lld",
+         (long long)p->m, (long long)p->n, (long long)p->k);
+  CUBLASLT_CHECK(matmul_run(mm, &e, &found[at].algo, d, a, b, c, stream));
+  matmul_undescribe(&e);
+}
+
 static inline void matmul_call(Matmul *mm, const MatmulProblem *p, void *d, const void *a, const void *b, const void *c,
                                cudaStream_t stream) {
   if (p->m == 0 || p->n == 0) return;
@@ -454,9 +501,12 @@ static inline void matmul_call(Matmul *mm, const MatmulProblem *p, void *d, cons
     fail(EXIT_CONFIG, "matmul: %lld x %lld x %lld with row strides %lld, %lld, %lld, %lld; needed: multiples of 8",
          (long long)p->m, (long long)p->n, (long long)p->k, (long long)p->lda, (long long)p->ldb, (long long)p->ldc,
          (long long)p->ldd);
-  MatmulEntry *e = matmul_entry(mm, p, stream);
+  MatmulEntry *e = mm->guess ? NULL : matmul_entry(mm, p, stream);
   if (mm->tune_only) return;
-  CUBLASLT_CHECK(matmul_run(mm, e, &e->algorithm, d, a, b, c, stream));
+  if (e)
+    CUBLASLT_CHECK(matmul_run(mm, e, &e->algorithm, d, a, b, c, stream));
+  else
+    matmul_run_guess(mm, p, d, a, b, c, stream);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -465,6 +515,9 @@ static inline void matmul_call(Matmul *mm, const MatmulProblem *p, void *d, cons
 // From now on the calls below measure their problem and compute nothing (1), or compute (0). Lets a trainer measure
 // every product before it allocates its buffers; pointers may be NULL meanwhile.
 static MAYBE_UNUSED void matmul_tune_only(Matmul *mm, int on) { mm->tune_only = on; }
+
+// From now on algorithms are taken as cuBLASLt proposes them (1), for shapes that will not come again, or measured (0).
+static MAYBE_UNUSED void matmul_guess(Matmul *mm, int on) { mm->guess = on != 0; }
 
 // y [N, out] = x [N, in] w [out, in]^T, + residual [N, out] unless NULL. residual may be y.
 static MAYBE_UNUSED void matmul_forward(Matmul *mm, bf16 *y, int64_t ldy, const bf16 *x, int64_t ldx, const bf16 *w,

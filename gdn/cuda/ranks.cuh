@@ -53,8 +53,10 @@ static MAYBE_UNUSED int gpu_ranks_choose_device(const Comm *c, int asked, int gp
 #ifdef GDN_NCCL
 static MAYBE_UNUSED void nccl_check(ncclResult_t result, const char *call, const char *file, int line) {
   if (result == ncclSuccess) return;
-  fail(EXIT_INTERNAL, "NCCL: %s at %s:%d in %s (%s); NCCL_DEBUG=INFO shows more", ncclGetErrorString(result), file, line,
-       call, ncclGetLastError(NULL));
+  int outside = result == ncclSystemError || result == ncclRemoteError;  // of the machine or the network
+  fail(outside ? EXIT_CONFIG : EXIT_INTERNAL, "NCCL: %s at %s:%d in %s (%s); NCCL_DEBUG=INFO shows more%s",
+       ncclGetErrorString(result), file, line, call, ncclGetLastError(NULL),
+       outside ? "; NCCL_SOCKET_IFNAME names the network to use, containers need a large /dev/shm (--shm-size)" : "");
 }
 
 // Ranks that share a GPU would wait for each other for ever. 0, or EXIT_CONFIG.
