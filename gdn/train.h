@@ -87,16 +87,6 @@ static inline int64_t train_updates(const Trainer *t) { return t->step - t->skip
 // ----------------------------------------------------------------------------
 // one step
 
-// What must come before the gradients are complete: an engine that sums over ranks itself does so from here on.
-static inline void train_before_last_backward(Trainer *t) {
-  Model *m = &t->model;
-  if (fault_is_due("nan", t->step + 1)) {
-    float nan_value = NAN;
-    m->api->write(m->engine, ARENA_GRAD, m->table.final_norm, 1, &nan_value);
-  }
-  if (t->comm->size > 1 && m->api->reduce_begin) m->api->reduce_begin(m->engine);
-}
-
 // Forward and backward over the own rows of the step. 0, or EXIT_STOPPED between two micro-batches.
 static inline int train_gradient(Trainer *t, double scale, StepTotals *own) {
   Model *m = &t->model;
@@ -107,7 +97,13 @@ static inline int train_gradient(Trainer *t, double scale, StepTotals *own) {
     if (stop_requested(&t->stop)) return EXIT_STOPPED;
     if (m->api->loss_scale) m->api->loss_scale(m->engine, scale);
     own->loss_sum += m->api->forward(m->engine, t->tokens + r * T, t->targets + r * T, (int)batch, (int)T, 0);
-    if (r + batch >= t->own_rows) train_before_last_backward(t);
+    int last = r + batch >= t->own_rows;
+    if (last && fault_is_due("nan", t->step + 1)) {
+      float nan_value = NAN;
+      m->api->write(m->engine, ARENA_GRAD, m->table.final_norm, 1, &nan_value);
+    }
+    // an engine that sums over ranks itself does so while the last backward runs
+    if (last && t->comm->size > 1 && m->api->reduce_begin) m->api->reduce_begin(m->engine);
     m->api->backward(m->engine, scale);
     if (m->api->loss_scale) m->api->loss_scale(m->engine, 0);  // an evaluation's forward has no backward
   }

@@ -10,16 +10,16 @@ VALUES = ("NAN", "-NAN", "INFINITY", "-INFINITY")
 
 # GDN_INJECT=STEP:PLACE:VALUE[:RANK]: the value into the first element of the gradient of tensor PLACE, or for -1 into
 # the loss, in front of the reduction over ranks
-INJECT = ("train.h", 'if (fault_is_due("nan", t->step + 1)) {', '''
+INJECT = ("train.h", 'if (last && fault_is_due("nan", t->step + 1)) {', '''
   long at_step = 0, place = 0, only = -1;
   char value[16] = "";
   if (getenv("GDN_INJECT")) sscanf(getenv("GDN_INJECT"), "%ld:%ld:%15[^:]:%ld", &at_step, &place, value, &only);
-  if (at_step == t->step + 1 && (only < 0 || only == program_rank)) {
+  if (last && at_step == t->step + 1 && (only < 0 || only == program_rank)) {
     float bad = strtof(value, NULL);
     if (place < 0) own->loss_sum = bad;
     else m->api->write(m->engine, ARENA_GRAD, m->table.specs[place].offset, 1, &bad);
   }
-  if (fault_is_due("nan", t->step + 1)) {''')
+  if (last && fault_is_due("nan", t->step + 1)) {''')
 
 
 def tensor_names(out):
