@@ -1,7 +1,7 @@
 # make run             build the CPU trainer and train the default: a tiny Gated DeltaNet on associative recall
 # make run MODEL=tiny-mamba2 ARGS='--steps 300'     the same with another preset, more options
 # make test            build and run every test; the last line counts passed, failed, skipped
-# make train_gdncu     the CUDA trainer (needs nvcc; GPU_ARCH=90a is a Hopper GPU)      make test_gdncu   its check
+# make train_gdncu     the CUDA trainer (needs nvcc; for the GPU that is here, else Hopper: GPU_ARCH=90a)      make test_gdncu   its check
 # make bench           speed of the CPU engine's parts, and of the GPU's kernels and models where there is one
 # make gpu-check       all that must be seen on a GPU, and dev/gpu_report.md from it; make lab builds the kernel lab
 # make gpu-report-check   is that report of these CUDA sources?
@@ -21,7 +21,10 @@ LDLIBS   = -ljansson -lxxhash -lpthread -lm
 BUILD    = build
 HEADERS  = $(wildcard gdn/*.h)
 MPI     ?= 1
-MODEL   ?= tiny-gdn
+NVCC    ?= nvcc
+# not empty: nvcc and a GPU are here
+GPU     := $(shell command -v $(NVCC) >/dev/null && nvidia-smi -L >/dev/null 2>&1 && echo yes)
+MODEL   ?= $(if $(GPU),tiny-gdn-64,tiny-gdn)
 ARGS    ?=
 
 # the machine's libraries, found by compiling against them; scripts/setup.sh installs what is missing
@@ -43,8 +46,6 @@ ALWAYS:
 train_gdn: train_gdn.c $(HEADERS) $(DEPS) $(MPI_FLAGS)
 	$(CC) $(CFLAGS) -DGDN_BUILD='"$(shell git describe --always --dirty 2>/dev/null)"' $< -o $@ $(LDLIBS) $$(cat $(MPI_FLAGS))
 
-# with nvcc and a GPU here, the GPU runs the models that its kernels take; the others run on the CPU, and that is said
-HAS_GPU = command -v $(NVCC) >/dev/null && nvidia-smi -L >/dev/null 2>&1
 # the text of the Python file that some checkpoints carry, as a C string; checked in, test_checkpoint compares the two
 modeling: gdn/modeling_train_gdn.py
 	@{ printf '%s\n' '// hf_modeling.h: the text of gdn/modeling_train_gdn.py, which goes into every checkpoint whose model fla has no class' \
@@ -52,10 +53,11 @@ modeling: gdn/modeling_train_gdn.py
 	  '// clang-format off' 'static const char hf_modeling_text[] ='; \
 	  sed 's/[\\"]/\\&/g; s/.*/    "&\\n"/; $$s/$$/;/' $<; printf '%s\n' '// clang-format on' '' '#endif  // GDN_HF_MODELING_H'; } >gdn/hf_modeling.h
 
-run: train_gdn
-	@if $(HAS_GPU) && $(MAKE) -s train_gdncu && ./train_gdncu --model $(MODEL) $(ARGS) --dry-run >/dev/null; then \
-	  echo "./train_gdncu --model $(MODEL) $(ARGS)"; ./train_gdncu --model $(MODEL) $(ARGS); \
-	else echo "./train_gdn --model $(MODEL) $(ARGS)"; ./train_gdn --model $(MODEL) $(ARGS); fi
+# the GPU trains the models that its kernels take; a line says why others run on the CPU
+run: train_gdn $(if $(GPU),train_gdncu)
+	@program=./train_gdn; \
+	if [ -n "$(GPU)" ] && ./train_gdncu --model $(MODEL) $(ARGS) --dry-run >/dev/null; then program=./train_gdncu; fi; \
+	echo "$$program --model $(MODEL) $(ARGS)"; $$program --model $(MODEL) $(ARGS)
 
 # ---------------------------------------------------------------------------- tests
 
@@ -93,8 +95,7 @@ $(BUILD)/test_%: dev/test/test_%.c $(wildcard dev/test/*.h) $(HEADERS) $(DEPS)
 	@touch $@
 
 test_programs: train_gdn test_gdn $(BUILD)/train_gdn_f64 $(BUILD)/train_gdn_alone $(TESTS:%=$(BUILD)/%) $(FAULT_TOOLS)
-test: test_programs .venv/ok
-	@if $(HAS_GPU); then $(MAKE) -s test_gdncu; fi
+test: test_programs .venv/ok $(if $(GPU),test_gdncu)
 	@dev/test/run_all.sh
 
 # kill -9, failing and full disks, damaged files, signals, non-finite values, planted breaks: dev/test/faults/
@@ -131,9 +132,9 @@ sanitize: $(DEPS)
 
 $(BUILD)/bench_cpu: dev/bench/bench_cpu.c train_gdn.c $(HEADERS) $(DEPS)
 	$(CC) $(CFLAGS) -DGDN_NO_MAIN $< -o $@ $(LDLIBS) -ldl
-bench: $(BUILD)/bench_cpu
+bench: $(BUILD)/bench_cpu $(if $(GPU),lab)
 	$(BUILD)/bench_cpu
-	@if $(HAS_GPU); then $(MAKE) -s lab && dev/gpu_check.sh bench; fi
+	$(if $(GPU),@dev/gpu_check.sh bench)
 
 SOURCES = train_gdn.c test_gdn.c gdn/*.h dev/test/*.c dev/test/*.h dev/test/*/*.c dev/test/*/*.h dev/bench/*.c
 format:
@@ -150,8 +151,8 @@ clean:
 # ---------------------------------------------------------------------------- CUDA
 
 # 90a: Hopper with its own instructions; 80, 86, 89 for older cards. One translation unit a heavy operation.
-NVCC     ?= nvcc
-GPU_ARCH ?= 90a
+CAPABILITY := $(if $(GPU),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -dc 0-9))
+GPU_ARCH ?= $(if $(filter-out 90,$(CAPABILITY)),$(CAPABILITY),90a)
 NVFLAGS   = -std=c++17 -O3 -gencode=arch=compute_$(GPU_ARCH),code=sm_$(GPU_ARCH) -D_GNU_SOURCE -I. -Xcompiler -Wall,-Wextra,-fopenmp
 CUDA_BUILD = $(BUILD)/cuda
 CUDA_OPS   = $(CUDA_BUILD)/delta_rule.o $(CUDA_BUILD)/sliding_attention.o

@@ -44,6 +44,7 @@ typedef struct {
 static const Preset presets[] = {
     // name, pattern, width, layers, ff, vocab, tied,  heads (key, value),  attention,  window, Mamba2, recipe
     {"tiny-gdn", "gdn", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
+    {"tiny-gdn-64", "gdn", 128, 2, 0, 129, 0, 2, 64, 64, 2, 64, 64, 64, 64, RECIPE_TINY},  // heads that a GPU takes
     {"tiny-gdn2", "gdn2", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
     {"tiny-kda", "kda", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
     {"tiny-deltanet", "deltanet", 64, 2, 0, 129, 0, 2, 32, 32, 2, 32, 64, 32, 32, RECIPE_TINY},
