@@ -20,6 +20,8 @@ import sys
 import tempfile
 import time
 
+from case_runner import Failure, Skip, check, run_cases
+
 F32, F64, ALONE = (os.path.abspath(p) for p in ("./train_gdn", "build/train_gdn_f64", "build/train_gdn_alone"))
 ONLY = sys.argv[1:]  # names of tests
 ROOT = tempfile.mkdtemp(prefix="test_ranks_")
@@ -32,19 +34,6 @@ MODEL = ["--pattern", "gdn swa mamba2", "--layers", "3", "--width", "12", "--ff"
          "4", "--seq-len", "16", "--recall-pairs", "3", "--recall-keys", "16", "--recall-values", "16"]
 RUN = MODEL + ["--steps", "12", "--warmup", "2", "--lr", "0.002", "--eval-every", "0", "--threads", "1", "--keep", "0"]
 LOOP = RUN + ["--steps", "1000000", "--batch", "2", "--total-batch", "192"]  # 12 rows
-
-
-class Failure(Exception):
-    pass
-
-
-class Skip(Exception):
-    pass
-
-
-def check(condition, message):
-    if not condition:
-        raise Failure(message)
 
 
 def environment(fault=None, **more):
@@ -475,25 +464,7 @@ def main():
         print(f"SKIPPED {len(tests)} tests: no mpirun here, or ./train_gdn was built without MPI (scripts/setup.sh test)")
         print(f"0 passed, 0 failed, {len(tests)} skipped")
         return 0
-    passed = failed = skipped = 0
-    for name, test in tests:
-        begin = time.time()
-        try:
-            test()
-            passed += 1
-            print(f"ok    {name} {time.time() - begin:.1f} s", flush=True)
-        except Skip as e:
-            skipped += 1
-            print(f"SKIPPED {name}: {e}", flush=True)
-        except (Failure, subprocess.TimeoutExpired, OSError, ValueError, KeyError, AttributeError, IndexError) as e:
-            failed += 1
-            print(f"FAILED: {name}: {type(e).__name__}: {e}", flush=True)
-    if failed:
-        print(f"the folders are in {ROOT}")
-    else:
-        shutil.rmtree(ROOT, ignore_errors=True)
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0
+    return run_cases(globals(), ONLY, ROOT)
 
 
 if __name__ == "__main__":

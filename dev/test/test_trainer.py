@@ -22,6 +22,8 @@ import sys
 import tempfile
 import time
 
+from case_runner import Failure, Skip, check, run_cases
+
 PROGRAM = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "./train_gdn")
 ONLY = sys.argv[2:]  # names of tests
 ROOT = tempfile.mkdtemp(prefix="test_trainer_")
@@ -32,19 +34,6 @@ SMALL = ["--width", "16", "--layers", "2", "--ff", "16", "--heads", "1", "--head
          "--seq-len", "16", "--total-batch", "128", "--recall-pairs", "2", "--recall-keys", "16", "--recall-values", "16",
          "--eval-every", "4", "--eval-batches", "2", "--steps", "12", "--warmup", "3", "--lr", "0.01", "--threads", "1",
          "--keep", "0"]
-
-
-class Failure(Exception):
-    pass
-
-
-class Skip(Exception):
-    pass
-
-
-def check(condition, message):
-    if not condition:
-        raise Failure(message)
 
 
 def environment(fault=None):
@@ -672,27 +661,7 @@ def main():
         print(f"{PROGRAM}: no such program; run make first")
         print("0 passed, 1 failed, 0 skipped")
         return 1
-    passed = failed = skipped = 0
-    for name, test in sorted((n, t) for n, t in globals().items() if n.startswith("test_")):
-        if ONLY and name not in ONLY:
-            continue
-        begin = time.time()
-        try:
-            test()
-            passed += 1
-            print(f"ok    {name} {time.time() - begin:.1f} s", flush=True)
-        except Skip as e:
-            skipped += 1
-            print(f"skip  {name}: {e}", flush=True)
-        except (Failure, subprocess.TimeoutExpired, OSError, ValueError, KeyError, AttributeError, IndexError) as e:
-            failed += 1
-            print(f"FAIL  {name}: {type(e).__name__}: {e}", flush=True)
-    if failed:
-        print(f"the folders are in {ROOT}")
-    else:
-        shutil.rmtree(ROOT, ignore_errors=True)
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0
+    return run_cases(globals(), ONLY, ROOT)
 
 
 if __name__ == "__main__":
