@@ -65,7 +65,12 @@ typedef struct {                // what a step exchanged with the GPUs of other 
   double reduce_ms, gather_ms;  // time in which the GPU waited for it and did nothing else
 } EngineTraffic;
 
-typedef enum { ARENA_PARAM, ARENA_GRAD, ARENA_M, ARENA_V } Arena;  // M and V, on a device PARAM too: only elements of the own shard
+typedef enum {
+  ARENA_PARAM,
+  ARENA_GRAD,
+  ARENA_M,
+  ARENA_V
+} Arena;  // M and V, on a device PARAM too: only elements of the own shard
 
 typedef struct {
   double lr, beta1, beta2, eps, weight_decay;

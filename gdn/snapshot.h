@@ -41,8 +41,8 @@ typedef struct {
   int quit;      // to it; by __atomic
 } Snapshot;
 
-// Bytes of memory that this process can still take without being killed: what the machine and its control group (version
-// 2 or 1) have left; huge where neither says. malloc alone says yes to more.
+// Bytes of memory that this process can still take without being killed: what the machine and its control group
+// (version 2 or 1) have left; huge where neither says. malloc alone says yes to more.
 static MAYBE_UNUSED double memory_available(void) {
   double least = 1e18, limit, used;
   long long kib = 0;

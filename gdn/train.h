@@ -17,8 +17,8 @@
 // GDN_FAULT (fault.h): "nan@3" puts a NaN into the gradient of step 3, "stop@7" asks for a stop in step 7, "kill@9"
 // ends the process by SIGKILL after step 9 has been logged, "kill-PHASE@9" and "hang-PHASE@9" end or hold it when it
 // enters a phase of step 9 (watchdog.h), "dump@5" writes the weights after step 5 as doubles to OUT/weights-RANK.f64,
-// "full@6:1" lets rank 1 of several meet a full disk when step 6 is saved, "full-folder@6" rank 0 when it makes the folder, "slow-copy@6" makes the copy for the save
-// of step 6 take a second.
+// "full@6:1" lets rank 1 of several meet a full disk when step 6 is saved, "full-folder@6" rank 0 when it makes the
+// folder, "slow-copy@6" makes the copy for the save of step 6 take a second.
 //
 // defines: Trainer, StepTotals, train_step, train_save, train_evaluate, train_loop
 #ifndef GDN_TRAIN_H
