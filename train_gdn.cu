@@ -5,6 +5,10 @@
 // recurrent state, gates, norms and the loss are fp32. Every matrix product is cuBLASLt's. All sums have a fixed order: the
 // same command gives the same bits on the same kind of GPU.
 //
+// Of several GPUs each holds the fp32 weights and moments of its own part of the arena, all bf16 weights and the few
+// vectors that kernels read in fp32 (gdn/cuda/vectors.cuh); gradients and new weights travel beside the backward and the
+// forward pass (gdn/cuda/ranks.cuh).
+//
 // A forward pass saves, for each layer: the residual and its norm, the packed projections, q, k, v behind the convolution,
 // the mixer's output before and after norm and gate, the MLP's gate and up, and what the delta rule needs (its per-chunk
 // matrices and states). SwiGLU's product is computed again in the backward pass; with --recompute norms also the outputs

@@ -2,6 +2,47 @@
 #include "../../gdn/cuda/adamw.cuh"
 #include "lab.cuh"
 
+// Naive: the formulas as they stand, one thread for each parameter. What makes the update slow: every thread computes
+// the same two powers and divides by them, and moves 4 bytes with each instruction, 16 at most being under way.
+// gdn/cuda/adamw.cuh computes the corrections once on the host, and a thread takes eight elements in reads of 16 bytes,
+// all of them (128 bytes) issued before the first is used.
+static __global__ void naive_adamw_kernel(float *master, bf16 *weights, float *m, float *v, const float *grads,
+                                          const uint32_t *decay_bits, const ClipState *clip, AdamWSettings adamw,
+                                          int64_t n) {
+  int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n || clip->skip) return;
+  float grad = grads[i] * clip->scale, decay = decay_bits[i / 256] >> (i / 8 % 32) & 1 ? adamw.weight_decay : 0.0f;
+  m[i] = adamw.beta1 * m[i] + (1 - adamw.beta1) * grad;
+  v[i] = adamw.beta2 * v[i] + (1 - adamw.beta2) * grad * grad;
+  float m_hat = m[i] / (1 - powf(adamw.beta1, (float)adamw.step));
+  float v_hat = v[i] / (1 - powf(adamw.beta2, (float)adamw.step));
+  master[i] -= adamw.lr * (m_hat / (sqrtf(v_hat) + adamw.eps) + decay * master[i]);
+  weights[i] = (bf16)master[i];
+}
+
+static void naive_adamw_update(float *master, bf16 *weights, float *m, float *v, const float *grads,
+                               const uint32_t *decay_bits, const ClipState *clip, AdamWSettings adamw, int64_t n,
+                               cudaStream_t stream) {
+  naive_adamw_kernel<<<grid_size(ceil_div(n, 256), "naive adamw"), 256, 0, stream>>>(master, weights, m, v, grads,
+                                                                                     decay_bits, clip, adamw, n);
+  KERNEL_CHECK("naive adamw");
+}
+
+// The norm has one output, so it is one thread, in double, while the GPU has room for 270336. The fast one
+// (sum_squares_kernel) starts 270336 threads, each adding every 270336th group of four, adds up a block's sums in
+// shared memory as a tree, and leaves one number a block for a second launch: the order of the sum is fixed all the
+// same.
+static __global__ void naive_sum_squares_kernel(double *total, const float *grads, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += (double)grads[i] * (double)grads[i];
+  *total = sum;
+}
+
+static void naive_sum_squares(double *total, const float *grads, int64_t n, cudaStream_t stream) {
+  naive_sum_squares_kernel<<<1, 1, 0, stream>>>(total, grads, n);
+  KERNEL_CHECK("naive sum of squares");
+}
+
 static void test(int64_t n, float max_norm, int steps, float decay, double gradient) {
   char tag[96];
   snprintf(tag, sizeof tag, "adamw n=%lld clip=%g decay=%g gradient=%g ", (long long)n, max_norm, decay, gradient);
@@ -15,7 +56,8 @@ static void test(int64_t n, float max_norm, int steps, float decay, double gradi
     for (int64_t j = i; j < end; j++) decays[j] = true;
   }
   Buffer<float> bw(w), bm(m), bv(v), bg(n), scratch(gradient_sum_squares_scratch());
-  Buffer<bf16> copy(n);
+  Buffer<bf16> copy(n), naive_copy(n);
+  Buffer<float> naive_w(w), naive_m(m), naive_v(v);
   Buffer<uint32_t> bb((int64_t)bits.size());
   Buffer<double> sum(1);
   Buffer<ClipState> clip(1);
@@ -34,7 +76,15 @@ static void test(int64_t n, float max_norm, int steps, float decay, double gradi
     double norm = std::sqrt(squares), scale = max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1;
     norms = norms && std::fabs(state.norm - norm) <= 1e-12 * norm && std::fabs(state.scale - scale) <= 1e-6 * scale &&
             state.skip == 0;
+    if (n <= 2056) {  // one thread
+      double total;
+      naive_sum_squares(sum.data, bg.data, n, 0);
+      CUDA_CHECK(cudaMemcpy(&total, sum.data, 8, cudaMemcpyDeviceToHost));
+      norms = norms && std::fabs(total - squares) <= 1e-12 * squares;
+    }
     adamw_update(bw.data, copy.data, bm.data, bv.data, bg.data, bb.data, clip.data, adamw, n, 0);
+    naive_adamw_update(naive_w.data, naive_copy.data, naive_m.data, naive_v.data, bg.data, bb.data, clip.data, adamw, n,
+                       0);
     double c1 = 1 / (1 - std::pow(adamw.beta1, adamw.step)), c2 = 1 / (1 - std::pow(adamw.beta2, adamw.step));
     for (int64_t i = 0; i < n; i++) {
       double grad = g[i] * scale;
@@ -47,6 +97,12 @@ static void test(int64_t n, float max_norm, int steps, float decay, double gradi
   check_fp32(name + "w", bw.get(), w, 1e-6), check_fp32(name + "m", bm.get(), m, 1e-6),
       check_fp32(name + "v", bv.get(), v, 1e-6);
   check_bf16(name + "bf16 copy", copy.get(), w);
+  check_fp32(name + "naive w", naive_w.get(), w, 1e-6), check_fp32(name + "naive m", naive_m.get(), m, 1e-6),
+      check_fp32(name + "naive v", naive_v.get(), v, 1e-6);
+  check_bf16(name + "naive bf16 copy", naive_copy.get(), w);
+  check_true(name + "naive guards",
+             naive_w.untouched() && naive_m.untouched() && naive_v.untouched() && naive_copy.untouched(),
+             "written outside");
   Values now = bw.get(), bf(now.size());
   for (size_t i = 0; i < now.size(); i++) bf[i] = round_bf16(now[i]);
   check_error(name + "copy is the rounded master", copy.get(), bf, 0, 0, 0);
@@ -114,6 +170,10 @@ int main(int argc, char **argv) {
   bench("gradient_sum_squares", 4.0 * (double)n, 0, [&] { gradient_sum_squares(sum, scratch, g, n, 0, 0); });
   gradient_clip(clip, sum, NULL, 1, 0);
   bench("adamw_update", 30.0 * (double)n, 0, [&] { adamw_update(w, copy, m, v, g, bits, clip, adamw, n, 0); });
+  bench("naive adamw_update", 30.0 * (double)n, 0,
+        [&] { naive_adamw_update(w, copy, m, v, g, bits, clip, adamw, n, 0); });
+  bench(
+      "naive gradient_sum_squares, of 262144 only", 4.0 * 262144, 0, [&] { naive_sum_squares(sum, g, 262144, 0); }, 3);
   bench("weights_to_bf16", 6.0 * (double)n, 0, [&] { weights_to_bf16(copy, w, n, 0); });
   return lab_end();
 }

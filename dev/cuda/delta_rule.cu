@@ -5,6 +5,8 @@
 // gives the error that the format costs for these very inputs; a kernel may have twice that plus one bf16 rounding
 // (2^-9). Every buffer is filled with NaN before the launch; NaN or infinity anywhere fails.
 //
+// The naive form (naive_delta_rule.cuh, forward only) is held against the same reference, by the same limit.
+//
 //   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a dev/cuda/delta_rule.cu gdn/cuda/delta_rule.cu -o lab
 //
 //   lab check     many shapes against the reference
@@ -22,6 +24,7 @@
 #include <thread>
 #include <vector>
 #include "../../gdn/cuda/delta_rule.h"
+#include "naive_delta_rule.cuh"
 
 typedef std::vector<float> Floats;
 typedef std::vector<double> Doubles;
@@ -171,6 +174,7 @@ static Host make_inputs(const Case &c, uint64_t seed) {
 struct Result {
   Doubles o, dq, dk, dv, da, dbeta, dw, dA, ddt;
   Doubles da_terms, dA_terms, ddt_terms;  // what these sums are differences of (reference only)
+  Doubles naive;                          // o of the naive kernel (GPU only)
   void resize(const Case &c) {
     size_t BT = (size_t)c.B * c.T;
     o.assign(BT * c.HV * c.V, 0), dv = o, dq.assign(BT * c.H * c.K, 0), dk = dq;
@@ -833,7 +837,7 @@ static void run_kernels(const Case &c, const Host &h, Result *r, std::vector<uin
   Device<uint16_t> din(c.packed ? BT * width : 1), dq(c.packed ? 1 : BT * nq), dk(c.packed ? 1 : BT * nq),
       dv(c.packed ? 1 : BT * nv), da(c.packed ? 1 : BT * na), dbeta(c.packed ? 1 : BT * nb),
       dw(c.packed || h.w.empty() ? 1 : BT * nv);
-  Device<uint16_t> o(BT * nv), d_o(BT * nv);
+  Device<uint16_t> o(BT * nv), d_o(BT * nv), naive(BT * nv);
   Device<float> A_log(gate_heads(c)), dt_bias(bias_width(c)), dA(gate_heads(c)), ddt(bias_width(c));
   Device<int32_t> doc(BT);
   Device<unsigned char> saved(delta_rule_saved_bytes(&s)), scratch(delta_rule_scratch_bytes(&s));
@@ -885,9 +889,11 @@ static void run_kernels(const Case &c, const Host &h, Result *r, std::vector<uin
   Error e = {};
   if (delta_rule_forward({(bf16_t *)o.p, 0}, saved.p, &I, &s, 0, &e)) fail_error(&e);
   if (delta_rule_backward(&D, scratch.p, {(bf16_t *)d_o.p, 0}, saved.p, &I, &s, 0, &e)) fail_error(&e);
+  naive_delta_rule_forward({(bf16_t *)naive.p, 0}, &I, &s, 0);
+  CUDA(cudaGetLastError());
   CUDA(cudaDeviceSynchronize());
   auto all = din.get();
-  r->o = get_rows(o.get(), BT * nv, nv, nv, 0);
+  r->o = get_rows(o.get(), BT * nv, nv, nv, 0), r->naive = get_rows(naive.get(), BT * nv, nv, nv, 0);
   r->dq = get_rows(c.packed ? all : dq.get(), BT * nq, nq, sq, 0);
   r->dk = get_rows(c.packed ? all : dk.get(), BT * nq, nq, sq, c.packed ? nq : 0);
   r->dv = get_rows(c.packed ? all : dv.get(), BT * nv, nv, sv, c.packed ? 2 * nq : 0);
@@ -968,6 +974,7 @@ static void check_case(const Case &c, int key_part, int value_slice) {
   }
   if (c.erase != ERASE_NONE) ok &= compare("dbeta", gpu.dbeta, emu.dbeta, ref.dbeta, NULL, 1e-5);
   if (c.erase == ERASE_CHANNEL) ok &= compare("dw", gpu.dw, emu.dw, ref.dw, NULL, 1e-6);
+  if (!emulate_only) ok &= compare("naive o", gpu.naive, emu.o, ref.o, NULL, 1e-6);
   if (!emulate_only) run_kernels(c, h, &gpu, &again, key_part, value_slice);
   if (again != bits) ok = false, printf(" <-FAIL two runs differ");
   printf("\n");
@@ -1300,7 +1307,9 @@ static void bench(int B, int T, int H, int HV, int K, int V, DeltaRuleGate gate,
   if (fla_forward > 0) printf("  fla %.2f (%.2fx)", fla_forward, fla_forward / f);
   printf("\n  %-26s %7.3f ms", "forward + backward", fb);
   if (fla_both > 0) printf("  fla %.2f (%.2fx)", fla_both, fla_both / fb);
-  printf("\n");
+  double naive = median_ms(3, flush.p, flush_bytes, [&] { naive_delta_rule_forward({o.p, 0}, &I, &s, 0); });
+  CUDA(cudaGetLastError());
+  printf("\n  %-26s %7.3f ms  (%.0fx)\n", "naive forward", naive, naive / f);
 }
 
 int main(int argc, char **argv) {

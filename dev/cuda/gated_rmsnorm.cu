@@ -2,6 +2,167 @@
 #include "../../gdn/cuda/gated_rmsnorm.cuh"
 #include "lab.cuh"
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Where one starts: the formula, a thread a head of a token (a row in the second order), for the gradients of weights a
+// thread a column. With a gate and a norm; r is left for the kernel of the weights. Unlike the fast ones these may not
+// write over what they read.
+//
+// What makes these slow: neighbouring threads are a head or a row apart, so that each 2-byte access of a warp touches
+// 32 different sectors; o, gate and dy are read in two passes and again for the weights, and act(z) is found each time
+// anew; dgamma has V threads, each with N H values to add one after the other. The fast kernels hold a head in the
+// registers of 8 to 32 lanes, 16 bytes a lane beside each other, so that every value is read once; a block walks 256
+// tokens of the same heads and keeps its share of dgamma and dbias in registers on the way.
+
+// act(z), and act'(z) in *slope.
+static __device__ float naive_gate(GateActivation act, float z, float *slope) {
+  float s = 1 / (1 + expf(-z));
+  *slope = act == ACT_SILU ? s * (1 + z * (1 - s)) : s * (1 - s);
+  return act == ACT_SILU ? z * s : s;
+}
+
+static __global__ void naive_forward_kernel(bf16 *y, int64_t y_stride, const bf16 *o, int64_t o_stride,
+                                            const bf16 *gate, int64_t gate_stride, const float *gamma,
+                                            const float *bias, GateActivation act, float eps, int64_t N, int H, int V) {
+  int64_t u = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = u / H, first = u % H * V;
+  if (n >= N) return;
+  o += n * o_stride + first, gate += n * gate_stride + first, y += n * y_stride + first;
+  float sum = 0, slope;
+  for (int c = 0; c < V; c++) sum += (float)o[c] * (float)o[c];
+  float r = rsqrtf(sum / (float)V + eps);
+  for (int c = 0; c < V; c++) {
+    float a = naive_gate(act, (float)gate[c] + (bias ? bias[first + c] : 0), &slope);
+    y[c] = __float2bfloat16_rn((float)o[c] * r * gamma[c] * a);
+  }
+}
+
+static __global__ void naive_backward_kernel(bf16 *do_, int64_t do_stride, bf16 *dgate, int64_t dgate_stride,
+                                             float *rstd, const bf16 *dy, int64_t dy_stride, const bf16 *o,
+                                             int64_t o_stride, const bf16 *gate, int64_t gate_stride,
+                                             const float *gamma, const float *bias, GateActivation act, float eps,
+                                             int64_t N, int H, int V) {
+  int64_t u = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = u / H, first = u % H * V;
+  if (n >= N) return;
+  o += n * o_stride + first, gate += n * gate_stride + first, dy += n * dy_stride + first;
+  do_ += n * do_stride + first, dgate += n * dgate_stride + first;
+  float sum = 0, mean = 0, slope;
+  for (int c = 0; c < V; c++) sum += (float)o[c] * (float)o[c];
+  float r = rstd[u] = rsqrtf(sum / (float)V + eps);
+  for (int c = 0; c < V; c++) {
+    float a = naive_gate(act, (float)gate[c] + (bias ? bias[first + c] : 0), &slope);
+    mean += gamma[c] * (float)dy[c] * a * (float)o[c] * r / (float)V;
+  }
+  for (int c = 0; c < V; c++) {
+    float a = naive_gate(act, (float)gate[c] + (bias ? bias[first + c] : 0), &slope);
+    do_[c] = __float2bfloat16_rn(r * (gamma[c] * (float)dy[c] * a - (float)o[c] * r * mean));
+    dgate[c] = __float2bfloat16_rn((float)dy[c] * (float)o[c] * r * gamma[c] * slope);
+  }
+}
+
+// dbias NULL when bias is.
+static __global__ void naive_weights_kernel(float *dgamma, float *dbias, const float *rstd, const bf16 *dy,
+                                            int64_t dy_stride, const bf16 *o, int64_t o_stride, const bf16 *gate,
+                                            int64_t gate_stride, const float *gamma, const float *bias,
+                                            GateActivation act, int64_t N, int H, int V) {
+  int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  if (c >= V) return;
+  float dg = 0, slope;
+  for (int h = 0; h < H; h++) {
+    float db = 0;
+    for (int64_t n = 0; n < N; n++) {
+      int64_t k = h * V + c;
+      float a = naive_gate(act, (float)gate[n * gate_stride + k] + (bias ? bias[k] : 0), &slope);
+      float dyn = (float)dy[n * dy_stride + k] * (float)o[n * o_stride + k] * rstd[n * H + h];
+      dg += dyn * a, db += dyn * gamma[c] * slope;
+    }
+    if (bias) dbias[h * V + c] += db;
+  }
+  dgamma[c] += dg;
+}
+
+static void naive_forward(bf16 *y, int64_t y_stride, const bf16 *o, int64_t o_stride, const bf16 *gate,
+                          int64_t gate_stride, const float *gamma, const float *bias, GateActivation act, float eps,
+                          int64_t N, int H, int V) {
+  naive_forward_kernel<<<(unsigned)ceil_div(N * H, 128), 128>>>(y, y_stride, o, o_stride, gate, gate_stride, gamma,
+                                                                bias, act, eps, N, H, V);
+  KERNEL_CHECK("naive_forward");
+}
+
+// rstd [N, H] is left to the second kernel.
+static void naive_backward(bf16 *do_, int64_t do_stride, bf16 *dgate, int64_t dgate_stride, float *dgamma, float *dbias,
+                           float *rstd, const bf16 *dy, int64_t dy_stride, const bf16 *o, int64_t o_stride,
+                           const bf16 *gate, int64_t gate_stride, const float *gamma, const float *bias,
+                           GateActivation act, float eps, int64_t N, int H, int V) {
+  naive_backward_kernel<<<(unsigned)ceil_div(N * H, 128), 128>>>(do_, do_stride, dgate, dgate_stride, rstd, dy,
+                                                                 dy_stride, o, o_stride, gate, gate_stride, gamma, bias,
+                                                                 act, eps, N, H, V);
+  naive_weights_kernel<<<(unsigned)ceil_div(V, 32), 32>>>(dgamma, dbias, rstd, dy, dy_stride, o, o_stride, gate,
+                                                          gate_stride, gamma, bias, act, N, H, V);
+  KERNEL_CHECK("naive_backward");
+}
+
+// Gate first, all rows of y, dy, o and do_ of D values. What u = o silu(gate) is, each loop finds anew.
+static __device__ float naive_gated(const bf16 *o, const bf16 *gate, int64_t c) {
+  return (float)o[c] * (float)gate[c] / (1 + expf(-(float)gate[c]));
+}
+
+static __global__ void naive_gate_first_forward_kernel(bf16 *y, const bf16 *o, const bf16 *gate, int64_t gate_stride,
+                                                       const float *weight, float eps, int64_t N, int D) {
+  int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (n >= N) return;
+  o += n * D, gate += n * gate_stride, y += n * D;
+  float sum = 0;
+  for (int c = 0; c < D; c++) sum += naive_gated(o, gate, c) * naive_gated(o, gate, c);
+  float r = rsqrtf(sum / (float)D + eps);
+  for (int c = 0; c < D; c++) y[c] = __float2bfloat16_rn(naive_gated(o, gate, c) * r * weight[c]);
+}
+
+static __global__ void naive_gate_first_backward_kernel(bf16 *do_, bf16 *dgate, int64_t dgate_stride, float *rstd,
+                                                        const bf16 *dy, const bf16 *o, const bf16 *gate,
+                                                        int64_t gate_stride, const float *weight, float eps, int64_t N,
+                                                        int D) {
+  int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  if (n >= N) return;
+  o += n * D, gate += n * gate_stride, dy += n * D, do_ += n * D, dgate += n * dgate_stride;
+  float sum = 0, mean = 0, slope;
+  for (int c = 0; c < D; c++) sum += naive_gated(o, gate, c) * naive_gated(o, gate, c);
+  float r = rstd[n] = rsqrtf(sum / (float)D + eps);
+  for (int c = 0; c < D; c++) mean += weight[c] * (float)dy[c] * naive_gated(o, gate, c) / (float)D;
+  for (int c = 0; c < D; c++) {
+    float a = naive_gate(ACT_SILU, (float)gate[c], &slope);
+    float du = r * weight[c] * (float)dy[c] - naive_gated(o, gate, c) * r * r * r * mean;
+    dgate[c] = __float2bfloat16_rn(du * (float)o[c] * slope);
+    do_[c] = __float2bfloat16_rn(du * a);
+  }
+}
+
+static __global__ void naive_gate_first_dweight_kernel(float *dweight, const float *rstd, const bf16 *dy, const bf16 *o,
+                                                       const bf16 *gate, int64_t gate_stride, int64_t N, int D) {
+  int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  if (c >= D) return;
+  float sum = 0;
+  for (int64_t n = 0; n < N; n++)
+    sum += (float)dy[n * D + c] * naive_gated(o + n * D, gate + n * gate_stride, c) * rstd[n];
+  dweight[c] += sum;
+}
+
+static void naive_gate_first_forward(bf16 *y, const bf16 *o, const bf16 *gate, int64_t gate_stride, const float *weight,
+                                     float eps, int64_t N, int D) {
+  naive_gate_first_forward_kernel<<<(unsigned)ceil_div(N, 128), 128>>>(y, o, gate, gate_stride, weight, eps, N, D);
+  KERNEL_CHECK("naive_gate_first_forward");
+}
+
+static void naive_gate_first_backward(bf16 *do_, bf16 *dgate, int64_t dgate_stride, float *dweight, float *rstd,
+                                      const bf16 *dy, const bf16 *o, const bf16 *gate, int64_t gate_stride,
+                                      const float *weight, float eps, int64_t N, int D) {
+  naive_gate_first_backward_kernel<<<(unsigned)ceil_div(N, 128), 128>>>(do_, dgate, dgate_stride, rstd, dy, o, gate,
+                                                                        gate_stride, weight, eps, N, D);
+  naive_gate_first_dweight_kernel<<<(unsigned)ceil_div(D, 128), 128>>>(dweight, rstd, dy, o, gate, gate_stride, N, D);
+  KERNEL_CHECK("naive_gate_first_backward");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Checks against loops in double, then timings.
+
 static const double EPS = 1e-5;
 
 static double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
@@ -65,6 +226,21 @@ static void test_heads(int64_t N, int H, int V, GateActivation act, bool with_bi
                  bdz.untouched(N, act == ACT_NONE ? 0 : W, sg, first) && bdg.untouched() && bdb.untouched() &&
                  scratch.untouched(),
              "written outside");
+  if (act == ACT_NONE || !norm || N > 131) return;
+  Buffer<float> rstd(N * H);
+  by.poison(), bdo.poison(), bdz.poison(), bdg.set(dg0), bdb.set(db0);
+  naive_forward(by.data + 8, sy, bo.data, so, gate, sg, pg, with_bias ? bb.data : NULL, act, (float)EPS, N, H, V);
+  check_bf16(name + "naive y", by.get(N, W, sy, 8), y);
+  naive_backward(bdo.data, so, bdz.data + first, sg, bdg.data, bdb.data, rstd.data, bdy.data + 8, sd, bo.data, so, gate,
+                 sg, pg, with_bias ? bb.data : NULL, act, (float)EPS, N, H, V);
+  check_bf16(name + "naive do", bdo.get(N, W, so), d_o);
+  check_bf16(name + "naive dgate", bdz.get(N, W, sg, first), dz);
+  check_fp32(name + "naive dgamma", bdg.get(), dgamma, limit);
+  check_fp32(name + "naive dbias", bdb.get(), with_bias ? dbias : db0, limit);
+  check_true(name + "naive guards",
+             by.untouched(N, W, sy, 8) && bdo.untouched(N, W, so) && bdz.untouched(N, W, sg, first) &&
+                 bdg.untouched() && bdb.untouched() && rstd.untouched(),
+             "written outside");
 }
 
 static void test_gate_first(int64_t N, int D) {
@@ -102,6 +278,19 @@ static void test_gate_first(int64_t N, int D) {
       name + "guards",
       by.untouched() && bdo.untouched() && bdz.untouched(N, D, sg, first) && bdw.untouched() && scratch.untouched(),
       "written outside");
+  if (N > 131) return;
+  Buffer<float> rstd(N);
+  by.poison(), bdo.poison(), bdz.poison(), bdw.set(dw0);
+  naive_gate_first_forward(by.data, bo.data, bz.data + first, sg, bw.data, (float)EPS, N, D);
+  check_bf16(name + "naive y", by.get(), y);
+  naive_gate_first_backward(bdo.data, bdz.data + first, sg, bdw.data, rstd.data, bdy.data, bo.data, bz.data + first, sg,
+                            bw.data, (float)EPS, N, D);
+  check_bf16(name + "naive do", bdo.get(), d_o);
+  check_bf16(name + "naive dgate", bdz.get(N, D, sg, first), dz);
+  check_fp32(name + "naive dweight", bdw.get(), dw, 3e-6);
+  check_true(name + "naive guards",
+             by.untouched() && bdo.untouched() && bdz.untouched(N, D, sg, first) && bdw.untouched() && rstd.untouched(),
+             "written outside");
 }
 
 int main(int argc, char **argv) {
@@ -137,6 +326,18 @@ int main(int argc, char **argv) {
       gated_rmsnorm_backward(d, W, dpacked + 6144, stride, dgamma, NULL, scratch, y, W, o, W, packed + 6144, stride,
                              gamma, NULL, ACT_SILU, 1e-5f, N, H, V, 0);
     });
+    if (V == 256) {
+      bench(
+          "naive forward", 3 * bytes, 0,
+          [&] { naive_forward(y, W, o, W, packed + 6144, stride, gamma, NULL, ACT_SILU, 1e-5f, N, H, V); }, 3);
+      bench(
+          "naive backward", 5 * bytes, 0,
+          [&] {
+            naive_backward(d, W, dpacked + 6144, stride, dgamma, NULL, scratch, y, W, o, W, packed + 6144, stride,
+                           gamma, NULL, ACT_SILU, 1e-5f, N, H, V);
+          },
+          1);
+    }
     if (V != 128) continue;
     bench("the same with gate bias", 5 * bytes, 0, [&] {
       gated_rmsnorm_backward(d, W, dpacked + 6144, stride, dgamma, dbias, scratch, y, W, o, W, packed + 6144, stride,
@@ -150,5 +351,14 @@ int main(int argc, char **argv) {
     rmsnorm_gate_first_backward(d, 4096, dpacked, stride, dgamma, scratch, y, 4096, o, 4096, packed, stride, gamma,
                                 1e-5f, N, 4096, 0);
   });
+  bench(
+      "naive forward, gate first", 3 * bytes, 0,
+      [&] { naive_gate_first_forward(y, o, packed, stride, gamma, 1e-5f, N, 4096); }, 3);
+  bench(
+      "naive backward, gate first", 5 * bytes, 0,
+      [&] {
+        naive_gate_first_backward(d, dpacked, stride, dgamma, scratch, y, o, packed, stride, gamma, 1e-5f, N, 4096);
+      },
+      3);
   return lab_end();
 }

@@ -2,6 +2,39 @@
 #include "../../gdn/cuda/matmul.cuh"
 #include "lab.cuh"
 
+// Naive: one thread for each output element, which walks along a row of a and a row of b:
+//     d[r][c] = sum over i of a[r][i] b[c][i]  (+ residual[r][c])
+// Element i of row r lies at a[r * a.row + i * a.step], so that the one kernel is the forward product and both
+// gradients (transposed operands have row 1). What makes it slow: two reads for each multiplication, the same numbers
+// again by every thread of a row or column; in the forward product neighbouring threads read b a whole row apart, 32
+// lines of memory at a time; and fp32 cores, of 67 TFLOP/s, where the tensor cores have 990. cuBLASLt
+// (gdn/cuda/matmul.cuh) gives a block a tile of 128 or more rows and columns, whose operands come into shared memory
+// once, the next ones while these are multiplied by tensor cores.
+struct Operand {
+  const bf16 *data;
+  int64_t row, step;
+};
+
+template <typename T>
+static __global__ void naive_matmul_kernel(T *d, int64_t ldd, Operand a, Operand b, const bf16 *residual, int64_t ldr,
+                                           int64_t rows, int64_t columns, int64_t length) {
+  int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, r = index / columns, c = index % columns;
+  if (r >= rows) return;
+  float sum = 0;
+  for (int64_t i = 0; i < length; i++)
+    sum += (float)a.data[r * a.row + i * a.step] * (float)b.data[c * b.row + i * b.step];
+  if (residual) sum += (float)residual[r * ldr + c];
+  d[r * ldd + c] = (T)sum;
+}
+
+template <typename T>
+static void naive_matmul(T *d, int64_t ldd, Operand a, Operand b, const bf16 *residual, int64_t ldr, int64_t rows,
+                         int64_t columns, int64_t length) {
+  naive_matmul_kernel<<<grid_size(ceil_div(rows * columns, 256), "naive matmul"), 256>>>(d, ldd, a, b, residual, ldr,
+                                                                                         rows, columns, length);
+  KERNEL_CHECK("naive matmul");
+}
+
 // Products are checked against double at free strides. bf16 results: twice the rounding of the reference. fp32 results:
 // 2e-6, fp32 sums of up to 300 products.
 static void test(Matmul *mm, int64_t N, int64_t in, int64_t out) {
@@ -49,6 +82,15 @@ static void test(Matmul *mm, int64_t N, int64_t in, int64_t out) {
   check_true(name + "wgrad stays in its columns", bdw.untouched(out, in, sw), "written outside");
   matmul_wgrad(mm, bdw.data, sw, bdy.data + 8, sy, bx.data, sx, N, in, out, 1, 0);
   check_fp32(name + "wgrad added", bdw.get(out, in, sw), twice, 2e-6);
+  by.poison(), bdx.poison(), bdw.poison();
+  naive_matmul(by.data + 8, sy, {bx.data, sx, 1}, {bw.data, sw, 1}, br.data, sr, N, out, in);
+  check_bf16(name + "naive forward + residual", by.get(N, out, sy, 8), sum);
+  naive_matmul(bdx.data, sx, {bdy.data + 8, sy, 1}, {bw.data, 1, sw}, (bf16 *)NULL, 0, N, in, out);
+  check_bf16(name + "naive dgrad", bdx.get(N, in, sx), dx);
+  naive_matmul(bdw.data, sw, {bdy.data + 8, 1, sy}, {bx.data, 1, sx}, (bf16 *)NULL, 0, out, in, N);
+  check_fp32(name + "naive wgrad", bdw.get(out, in, sw), dw, 2e-6);
+  check_true(name + "naive stays in its columns",
+             by.untouched(N, out, sy, 8) && bdx.untouched(N, in, sx) && bdw.untouched(out, in, sw), "written outside");
 }
 
 static void test_file(const char *path) {
@@ -179,6 +221,26 @@ int main(int argc, char **argv) {
   }
   printf("  a GDN layer: %.3f ms, %.1f TFLOP/s, %.1f%% of the floor; %d problems measured\n", total * 1e3,
          flops / total / 1e12, 100 * flops / total / LAB_TENSOR_RATE, mm->tuned);
+  const int64_t few = 1024, in = 3072, out = 2048;  // the layer o, a thirty-second of the tokens
+  const double f = 2.0 * (double)few * (double)in * (double)out;
+  bench(
+      "naive o wgrad, 1024 tokens only", 0, f,
+      [&] {
+        naive_matmul(dw, in, {y, 1, out}, {x, 1, in}, (bf16 *)NULL, 0, out, in, few);
+      },
+      3);
+  bench(
+      "naive o dgrad, 1024 tokens only", 0, f,
+      [&] {
+        naive_matmul(dx, in, {y, out, 1}, {w, 1, in}, (bf16 *)NULL, 0, few, in, out);
+      },
+      3);
+  bench(
+      "naive o forward, 1024 tokens only", 0, f,
+      [&] {
+        naive_matmul(y, out, {x, in, 1}, {w, in, 1}, r, out, few, out, in);
+      },
+      3);
   matmul_close(mm);
   return lab_end();
 }

@@ -2,6 +2,112 @@
 #include "../../gdn/cuda/short_conv.cuh"
 #include "lab.cuh"
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Where one starts: the formula, a thread an element, a kernel a step (four taps, doc_start and bias may be NULL).
+//
+// What makes these slow: c = conv(x) and dc go through memory as fp32, 4 bytes a value written and read again where x
+// and y take 2; x is read four times, and dc too; with the norm each of a head's K threads adds up the whole head for
+// itself, K times what is needed; a thread a tap of a channel walks all tokens, C x 4 threads with one addition after
+// the other. The fast kernels do all of it in one pass: a warp holds whole heads, 16 bytes a lane, walks a strip of
+// tokens with the last three in registers, adds a head up with shuffles, and keeps its share of dweight on the way.
+
+static __device__ float naive_sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+// Does tap j of token n (of rows of T) lie in its row, and in its document?
+static __device__ bool naive_seen(const int32_t *doc_start, int64_t n, int64_t T, int j) {
+  return n % T - 3 + j >= (doc_start ? doc_start[n] : 0);
+}
+
+static __global__ void naive_conv_kernel(float *conv, const bf16 *x, int64_t x_stride, const float *weight,
+                                         const float *bias, const int32_t *doc_start, int64_t N, int64_t T, int C) {
+  int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / C, c = i % C;
+  if (n >= N) return;
+  float sum = bias ? bias[c] : 0;
+  for (int j = 0; j < 4; j++)
+    if (naive_seen(doc_start, n, T, j)) sum += weight[c * 4 + j] * (float)x[(n - 3 + j) * x_stride + c];
+  conv[i] = sum;
+}
+
+static __global__ void naive_norm_kernel(bf16 *y, int64_t y_stride, const float *conv, int64_t N, int C,
+                                         int norm_channels, int K, bool l1) {
+  int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / C, c = i % C;
+  if (n >= N) return;
+  float a = conv[i] * naive_sigmoid(conv[i]), sum = 1e-6f;
+  for (int k = 0; k < K && c < norm_channels; k++) {
+    float z = conv[i - c % K + k], b = z * naive_sigmoid(z);
+    sum += l1 ? fabsf(b) : b * b;
+  }
+  if (c < norm_channels) a *= l1 ? 1 / sum : rsqrtf(sum);
+  y[n * y_stride + c] = __float2bfloat16_rn(a);
+}
+
+static __global__ void naive_dconv_kernel(float *dconv, const bf16 *dy, int64_t dy_stride, const float *conv, int64_t N,
+                                          int C, int norm_channels, int K, bool l1) {
+  int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / C, c = i % C;
+  if (n >= N) return;
+  float s = naive_sigmoid(conv[i]), a = conv[i] * s, d = (float)dy[n * dy_stride + c], sum = 1e-6f, product = 0;
+  for (int k = 0; k < K && c < norm_channels; k++) {
+    float z = conv[i - c % K + k], b = z * naive_sigmoid(z);
+    sum += l1 ? fabsf(b) : b * b;
+    product += b * (float)dy[n * dy_stride + c - c % K + k];
+  }
+  if (c < norm_channels) {
+    float r = l1 ? 1 / sum : rsqrtf(sum), along = l1 ? (float)((a > 0) - (a < 0)) : a * r;
+    d = r * (d - along * product * r);
+  }
+  dconv[i] = d * s * (1 + conv[i] * (1 - s));
+}
+
+static __global__ void naive_dx_kernel(bf16 *dx, int64_t dx_stride, const float *dconv, const float *weight,
+                                       const int32_t *doc_start, int64_t N, int64_t T, int C) {
+  int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = i / C, c = i % C;
+  if (n >= N) return;
+  float sum = 0;
+  for (int j = 0; j < 4; j++) {
+    int64_t to = n + 3 - j;  // the token that sees this one through tap j
+    if (n % T + 3 - j < T && naive_seen(doc_start, to, T, j)) sum += weight[c * 4 + j] * dconv[to * C + c];
+  }
+  dx[n * dx_stride + c] = __float2bfloat16_rn(sum);
+}
+
+// dbias may be NULL.
+static __global__ void naive_dweight_kernel(float *dweight, float *dbias, const float *dconv, const bf16 *x,
+                                            int64_t x_stride, const int32_t *doc_start, int64_t N, int64_t T, int C) {
+  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x), c = i / 4, j = i % 4;
+  if (c >= C) return;
+  float sum = 0, db = 0;
+  for (int64_t n = 0; n < N; n++) {
+    if (naive_seen(doc_start, n, T, j)) sum += dconv[n * C + c] * (float)x[(n - 3 + j) * x_stride + c];
+    db += dconv[n * C + c];
+  }
+  dweight[i] += sum;
+  if (dbias && j == 0) dbias[c] += db;
+}
+
+// conv [B T, C] is left for the backward pass.
+static void naive_forward(bf16 *y, int64_t y_stride, float *conv, const bf16 *x, int64_t x_stride, const float *weight,
+                          const float *bias, const int32_t *doc_start, int64_t B, int64_t T, int C, int norm_channels,
+                          int K, bool l1) {
+  unsigned blocks = (unsigned)ceil_div(B * T * C, 256);
+  naive_conv_kernel<<<blocks, 256>>>(conv, x, x_stride, weight, bias, doc_start, B * T, T, C);
+  naive_norm_kernel<<<blocks, 256>>>(y, y_stride, conv, B * T, C, norm_channels, K, l1);
+  KERNEL_CHECK("naive_forward");
+}
+
+static void naive_backward(bf16 *dx, int64_t dx_stride, float *dweight, float *dbias, float *dconv, const bf16 *dy,
+                           int64_t dy_stride, const float *conv, const bf16 *x, int64_t x_stride, const float *weight,
+                           const int32_t *doc_start, int64_t B, int64_t T, int C, int norm_channels, int K, bool l1) {
+  unsigned blocks = (unsigned)ceil_div(B * T * C, 256);
+  naive_dconv_kernel<<<blocks, 256>>>(dconv, dy, dy_stride, conv, B * T, C, norm_channels, K, l1);
+  naive_dx_kernel<<<blocks, 256>>>(dx, dx_stride, dconv, weight, doc_start, B * T, T, C);
+  naive_dweight_kernel<<<(unsigned)ceil_div(C * 4, 256), 256>>>(dweight, dbias, dconv, x, x_stride, doc_start, B * T, T,
+                                                                C);
+  KERNEL_CHECK("naive_backward");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Checks against loops in double, then timings.
+
 struct Case {
   int64_t B, T;
   int heads, K, plain;  // normalised channels: heads * K; then `plain` others
@@ -103,6 +209,20 @@ static void test(const Case &k) {
       name + "guards",
       by.untouched(N, C, sy) && bdx.untouched(N, C, sx, 8) && bdw.untouched() && bdb.untouched() && scratch.untouched(),
       "written outside");
+  if (!k.conv || few || N > 600) return;
+  Buffer<float> conv(N * C), dconv(N * C);
+  by.poison(), bdx.poison(), bdw.set(dw0), bdb.set(db0);
+  naive_forward(by.data, sy, conv.data, bx.data + 8, sx, bw.data, pb, docs, k.B, k.T, C, NC, k.K, k.l1);
+  check_bf16(name + "naive y", by.get(N, C, sy), y);
+  naive_backward(bdx.data + 8, sx, bdw.data, k.bias ? bdb.data : NULL, dconv.data, bdy.data + 16, sd, conv.data,
+                 bx.data + 8, sx, bw.data, docs, k.B, k.T, C, NC, k.K, k.l1);
+  check_bf16(name + "naive dx", bdx.get(N, C, sx, 8), dx);
+  check_fp32(name + "naive dweight", bdw.get(), dw, limit);
+  check_fp32(name + "naive dbias", bdb.get(), k.bias ? db : db0, limit);
+  check_true(name + "naive guards",
+             by.untouched(N, C, sy) && bdx.untouched(N, C, sx, 8) && bdw.untouched() && bdb.untouched() &&
+                 conv.untouched() && dconv.untouched(),
+             "written outside");
 }
 
 int main(int argc, char **argv) {
@@ -162,6 +282,16 @@ int main(int argc, char **argv) {
   bench("short_conv_backward K=256, documents", 3 * bytes, 0, [&] {
     short_conv_backward(dx, stride, dw, NULL, scratch, dy, 6144, x, stride, w, NULL, docs, B, T, 6144, 3072, 256, 0);
   });
+  float *conv = bench_fp32(N * 6144), *dconv = bench_fp32(N * 6144);
+  bench(
+      "naive forward K=256", 2 * bytes, 0,
+      [&] { naive_forward(y, 6144, conv, x, stride, w, NULL, NULL, B, T, 6144, 3072, 256, false); }, 3);
+  bench(
+      "naive backward K=256", 3 * bytes, 0,
+      [&] {
+        naive_backward(dx, stride, dw, NULL, dconv, dy, 6144, conv, x, stride, w, NULL, B, T, 6144, 3072, 256, false);
+      },
+      3);
   bytes = 2.0 * (double)N * 4352;
   bench("short_conv_forward Mamba-2 4352, bias", 2 * bytes, 0,
         [&] { short_conv_forward(y, 4352, x, stride, w, b, NULL, B, T, 4352, 0, 0, 0); });

@@ -14,6 +14,7 @@
 // Versions, one H200, B=8 T=4096, 16 heads of 128, milliseconds (forward, dK dV, dQ); all of them with RoPE 0.145 and
 // row sums 0.085 beside; the same version varies by up to 7% from run to run:
 //                                                             window 2048             full causal
+//   0 naive_attention.cuh: one thread a query                 forward only, mode bench has its time for one row
 //   1 mma.sync, 64-row tiles, 16 rows a warp                  2.02  3.44  2.28        2.61  4.44  2.95
 //   2 wgmma + TMA, 128 rows, one CTA a tile, 64-key dQ steps  0.76  1.46  1.21        1.02  2.09  1.55
 //   3 one CTA a multiprocessor, tiles from a counter          0.75  1.33  1.07        1.04  1.90  1.41
@@ -24,6 +25,7 @@
 // wgmma (note C7515). Heads a section: 2 to 15 are alike, 30 cost 4%, 128 cost up to 30% (mode sections).
 
 #include "../../gdn/cuda/sliding_attention.cu"
+#include "naive_attention.cuh"
 
 #include <algorithm>
 #include <functional>
@@ -205,8 +207,9 @@ struct Output {
 
 enum { GAP = 8 };  // elements between tokens that belong to nobody: NaN in, untouched out
 
-// Rows [b0, b0 + B) of the case only.
-static Output run_kernels(const Case &c, const Tensors &x, AttentionPath path, int b0, int B, double base) {
+// Rows [b0, b0 + B) of the case only. naive: forward only, by the naive kernel; dqkv stays as it was.
+static Output run_kernels(const Case &c, const Tensors &x, AttentionPath path, int b0, int B, double base,
+                          bool naive = false) {
   const int64_t width = (int64_t)(c.Hq + 2 * c.Hkv) * c.D, stride = width + GAP, tokens = (int64_t)B * c.T;
   Device<bf16> qkv(tokens * stride), dqkv(tokens * stride), o(tokens * c.Hq * c.D), dout(tokens * c.Hq * c.D);
   Device<float> lse((size_t)B * c.Hq * c.T);
@@ -234,6 +237,12 @@ static Output run_kernels(const Case &c, const Tensors &x, AttentionPath path, i
   bf16 *dq = dqkv.p, *dk = dq + c.Hq * c.D, *dv = dk + c.Hkv * c.D;
   rope_table_fill(table.p, c.T, c.D, base, 0);
   rope_forward(q, k, table.p, &n, 0);
+  if (naive) {
+    naive_attention_forward(o.p, lse.p, q, k, v, c.docs ? start.p : NULL, &n, 0);
+    ATTENTION_CUDA(cudaGetLastError());
+    ATTENTION_CUDA(cudaDeviceSynchronize());
+    return {o.host(), dqkv.host(), lse.host()};
+  }
   sliding_attention_forward(o.p, lse.p, scratch.p, q, k, v, c.docs ? start.p : NULL, &n, 0);
   sliding_attention_backward(dq, dk, dv, scratch.p, dout.p, o.p, lse.p, q, k, v, table.p, c.docs ? start.p : NULL, &n,
                              0);
@@ -284,7 +293,8 @@ static bool within(const Errors &e, const Errors &emulated) {
 
 static const char *path_name[] = {"auto", "mma", "wgmma"};
 static std::vector<AttentionPath> paths;
-static double worst[3][5];  // error over limit per path and tensor
+static double worst[3][5];     // error over limit per path and tensor
+static double worst_naive[2];  // of o, lse
 
 static void check_case(const Case &c, uint64_t seed) {
   const double base = 10000;
@@ -292,6 +302,14 @@ static void check_case(const Case &c, uint64_t seed) {
   reference(c, base, ref, false);
   reference(c, base, emulated, true);
   const Errors allowed = errors_of(emulated, ref);
+  {
+    bool kept = true;
+    const Tensors x = unpack(c, run_kernels(c, ref, ATTENTION_AUTO, 0, c.B, base, true), &kept);
+    const double ratio[2] = {relative_error(x.o, ref.o) / (2 * allowed.o + 1e-4),
+                             relative_error(x.lse, ref.lse) / (2 * allowed.lse + 1e-4)};
+    for (int i = 0; i < 2; i++) worst_naive[i] = ratio[i] <= worst_naive[i] ? worst_naive[i] : ratio[i];
+    report(ratio[0] <= 1 && ratio[1] <= 1, "error of o or lse", name_of(c) + " naive");
+  }
   for (AttentionPath path : paths) {
     const std::string where = name_of(c) + " " + path_name[path];
     const Output y = run_kernels(c, ref, path, 0, c.B, base);
@@ -436,13 +454,12 @@ static __global__ void random_fill_kernel(bf16 *x, int64_t n, uint32_t seed) {
   }
 }
 
-static double median_ms(const std::function<void()> &f) {
-  const int N = 15;
+static double median_ms(const std::function<void()> &f, int N = 15) {
   cudaEvent_t start, stop;
   ATTENTION_CUDA(cudaEventCreate(&start));
   ATTENTION_CUDA(cudaEventCreate(&stop));
   std::vector<float> ms(N);
-  for (int i = -3; i < N; i++) {
+  for (int i = -std::min(N, 3); i < N; i++) {
     ATTENTION_CUDA(cudaEventRecord(start));
     f();
     ATTENTION_CUDA(cudaEventRecord(stop));
@@ -510,6 +527,12 @@ static void bench(int B, int T, int H, int W, int section = 0) {
     line("backward q", ms, 3, 0);
     line("all", total, 7, 0);  // as if it were the five products of an atomic backward: comparable with others
   }
+  if (section > 0) return;
+  AttentionSize n = {1, T, H, H, D, W, width, width, ATTENTION_AUTO};
+  const double ms = median_ms([&] { naive_attention_forward(o.p, lse.p, q, k, v, NULL, &n, 0); }, 1);
+  ATTENTION_CUDA(cudaGetLastError());
+  printf("naive D%-3d W%-5d forward, one row of %d %7.3f ms  %6.3f TFLOP %6.2f TFLOP/s\n", D, W, B, ms,
+         2 * product / B * 1e-12, 2 * product / B / ms * 1e-9);
 }
 
 int main(int argc, char **argv) {
@@ -535,6 +558,7 @@ int main(int argc, char **argv) {
     for (AttentionPath p : paths)
       printf("worst error / limit, %-5s: o %.2f lse %.2f dq %.2f dk %.2f dv %.2f\n", path_name[p], worst[p][0],
              worst[p][1], worst[p][2], worst[p][3], worst[p][4]);
+    printf("worst error / limit, naive: o %.2f lse %.2f\n", worst_naive[0], worst_naive[1]);
   }
   if (mode == "all" || mode == "bench") {
     bench<128>(8, 4096, 16, 2048);
