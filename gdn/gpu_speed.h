@@ -2,7 +2,7 @@
 //
 //   micro-batch  matrix products + kept activations, each of which is written and read some seven times + attention's
 //                products + what channel-wise decay costs beside them; the four rates are fitted to thirteen models of
-//                0.4 to 1.45B parameters at 8 x 4096 tokens (dev/gpu_report.md), which they meet within 4%
+//                0.4 to 1.45B parameters at 8 x 4096 tokens (dev/gpu_report.md), which they meet within 5%
 //   update       gradient norm and AdamW on the own shard, zeroing all gradients
 //   exchange     4 bytes a parameter of gradients and 2 of weights over each link; nothing is counted as hidden, for
 //                the kernels that exchange take multiprocessors from those that compute. Within a machine fitted to two
