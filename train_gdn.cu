@@ -166,6 +166,7 @@ static Type *take(Room *room, MemoryKind kind, int64_t n) {  // the next n eleme
 }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t longest_row(const Engine *e) { return larger(e->set.max_len, e->set.max_state); }  // also carried
 
 // The buffers of layer i: from `own` what it keeps until its backward pass, from `shared` what every layer overwrites.
 static void layer_bind(Engine *e, int i, Room *own, Room *shared) {
@@ -241,7 +242,7 @@ static int64_t engine_bind(Engine *e, char *base) {
   e->logits = take<bf16>(&room, MEMORY_LOGITS, e->head_rows * e->table->vocab_rows);
   e->ids = take<int32_t>(&room, work, N), e->targets = take<int32_t>(&room, work, N);
   e->doc_start = take<int32_t>(&room, work, N);
-  e->rope = take<float2>(&room, work, larger(T, e->set.max_state) * (head_dim / 2));
+  e->rope = take<float2>(&room, work, longest_row(e) * (head_dim / 2));
   e->total = take<double>(&room, work, 4), e->clip = take<ClipState>(&room, work, 1);
   e->scratch = take<float>(&room, work, larger(partial, gradient_sum_squares_scratch()));
   if (train) {
@@ -480,19 +481,22 @@ static int64_t bucket_first(const Engine *e, int b) {
 // link. So a lower bucket travels together with the one that lies this many above it. 0: each alone (of more ranks all
 // pass every bucket on).
 static int bucket_distance(const Engine *e) { return e->ranks.ranks->size == 2 ? bucket_count(e) / 2 : 0; }
+static int bucket_leads(const Engine *e, int b) { return b < bucket_count(e) - bucket_distance(e); }
+static int bucket_partner(const Engine *e, int b) {  // that travels with leading bucket b, -1: none
+  int u = b + bucket_distance(e);
+  return u > b && !bucket_leads(e, u) ? u : -1;
+}
+static int64_t bucket_elements(const Engine *e, int b) { return bucket_first(e, b + 1) - bucket_first(e, b); }
 
 // The gradients of bucket b are final: adds them up over the ranks.
 static void reduce_bucket(Engine *e, int b) {
-  if (!e->reducing) return;
-  int above = bucket_distance(e), n = bucket_count(e);
-  if (above && b >= n - above) return;  // goes with the lower one
+  if (!e->reducing || !bucket_leads(e, b)) return;
+  int u = bucket_partner(e, b);
   CUDA_CHECK(cudaEventRecord(e->bucket[b], e->stream));
   CUDA_CHECK(cudaStreamWaitEvent(e->ranks.stream, e->bucket[b], 0));
   gpu_ranks_group(1);
-  gpu_ranks_reduce(&e->ranks, e->grads, bucket_first(e, b), bucket_first(e, b + 1) - bucket_first(e, b));
-  int u = b + above;
-  if (above && u >= n - above)
-    gpu_ranks_reduce(&e->ranks, e->grads, bucket_first(e, u), bucket_first(e, u + 1) - bucket_first(e, u));
+  gpu_ranks_reduce(&e->ranks, e->grads, bucket_first(e, b), bucket_elements(e, b));
+  if (u >= 0) gpu_ranks_reduce(&e->ranks, e->grads, bucket_first(e, u), bucket_elements(e, u));
   gpu_ranks_group(0);
 }
 
@@ -526,9 +530,9 @@ static void cuda_reduce_end(Engine *e) {
 
 // Own master to what the kernels read.
 static void refresh_weights(Engine *e) {
-  if (e->weights_stale)
-    weights_to_bf16(e->weights + e->shard_first, e->master, e->shard_count, e->stream);
-  if (e->weights_stale) vectors_fill(&e->vectors, e->master, e->shard_first, e->shard_count, e->stream);
+  if (!e->weights_stale) return;
+  weights_to_bf16(e->weights + e->shard_first, e->master, e->shard_count, e->stream);
+  vectors_fill(&e->vectors, e->master, e->shard_first, e->shard_count, e->stream);
   e->weights_stale = 0;
 }
 
@@ -538,19 +542,21 @@ static void cuda_gather(Engine *e) {
   int last = bucket_count(e);
   CUDA_CHECK(cudaEventRecord(e->bucket[last], e->stream));
   CUDA_CHECK(cudaStreamWaitEvent(e->ranks.stream, e->bucket[last], 0));
-  gpu_ranks_share(&e->ranks, e->vectors.data, SHARE_FLOAT, 0, e->table->total, vectors_before, &e->vectors);
-  int above = bucket_distance(e);
-  for (int b = 0; b < last - above; b++) {
-    int u = b + above, pair = above && u >= last - above;
+  gpu_ranks_group(1);
+  for (int r = 0; r < e->ranks.ranks->size; r++) {
+    int64_t at, n = gpu_ranks_part(&e->ranks, r, 0, e->table->total, &at);
+    int64_t begin = vectors_before(&e->vectors, at), end = vectors_before(&e->vectors, at + n);
+    gpu_ranks_broadcast(&e->ranks, e->vectors.data + begin, (end - begin) * (int64_t)sizeof(float), r);
+  }
+  gpu_ranks_group(0);
+  for (int b = 0; bucket_leads(e, b); b++) {
+    int u = bucket_partner(e, b);
     gpu_ranks_group(1);
-    gpu_ranks_share(&e->ranks, e->weights, SHARE_BF16, bucket_first(e, b), bucket_first(e, b + 1) - bucket_first(e, b),
-                    NULL, NULL);
-    if (pair)
-      gpu_ranks_share(&e->ranks, e->weights, SHARE_BF16, bucket_first(e, u), bucket_first(e, u + 1) - bucket_first(e, u),
-                      NULL, NULL);
+    gpu_ranks_share(&e->ranks, e->weights, bucket_first(e, b), bucket_elements(e, b));
+    if (u >= 0) gpu_ranks_share(&e->ranks, e->weights, bucket_first(e, u), bucket_elements(e, u));
     gpu_ranks_group(0);
     CUDA_CHECK(cudaEventRecord(e->bucket[b], e->ranks.stream));
-    if (pair) CUDA_CHECK(cudaEventRecord(e->bucket[u], e->ranks.stream));
+    if (u >= 0) CUDA_CHECK(cudaEventRecord(e->bucket[u], e->ranks.stream));
   }
   e->gathering = 1;
 }
@@ -623,7 +629,7 @@ static double read_total(Engine *e) {
 
 static double model_forward(Engine *e, const int32_t *tokens, const int32_t *targets, int B, int T, int flags) {
   const Config *c = &e->c;
-  int carry = flags & ENGINE_CARRY, limit = e->set.max_len > e->set.max_state ? e->set.max_len : e->set.max_state;
+  int carry = flags & ENGINE_CARRY, limit = (int)longest_row(e);
   e->carry_new = 0;
   if (carry) {  // one row: its tokens so far, and the new ones behind them
     if (B != 1) fail(EXIT_INTERNAL, "the CUDA engine carries one sequence, not %d", B);
@@ -790,8 +796,6 @@ static void settings_for_carry(EngineSettings *s) {
   int64_t rows = (int64_t)s->max_rows * ceil_div(s->max_len, 256) * 256;
   s->max_len = (int)larger(s->max_state, rows), s->max_rows = 1;
 }
-
-static int rope_rows(const EngineSettings *s) { return (int)larger(s->max_len, s->max_state); }
 
 static void *device_zeroed(Engine *e, int64_t count, size_t size, const char *what) {
   void *p = device_alloc(count, size, what);
@@ -968,15 +972,14 @@ static Engine *cuda_create(const Config *c, const ParamTable *t, const EngineSet
   int64_t N = (int64_t)e->set.max_rows * e->set.max_len;
   CUDA_CHECK(cudaMallocHost((void **)&e->host_ids, (size_t)(2 * N) * sizeof(int32_t)));
   CUDA_CHECK(cudaMallocHost((void **)&e->host_docs, (size_t)N * sizeof(int32_t)));
-  CUDA_CHECK(cudaGetDevice(&e->behind.device));
-  e->history = (int32_t *)alloc_array(e->set.max_len > s->max_state ? e->set.max_len : s->max_state, sizeof(int32_t),
-                                      "carried tokens");
+  e->behind.device = device;
+  e->history = (int32_t *)alloc_array(longest_row(e), sizeof(int32_t), "carried tokens");
   if (comm && s->train) engine_open_buckets(e);
   if (comm && s->train) engine_share_algorithms(e);
   // all bits set is a NaN of every type: what is read before it is written shows
   CUDA_CHECK(cudaMemsetAsync(e->memory, 0xff, (size_t)e->memory_bytes, e->stream));
   if (config_has_mixer(c, MIX_SWA) || config_has_mixer(c, MIX_ATTN))
-    rope_table_fill(e->rope, rope_rows(&e->set), c->attn_head_dim, c->rope_theta, e->stream);
+    rope_table_fill(e->rope, (int)longest_row(e), c->attn_head_dim, c->rope_theta, e->stream);
   CUDA_CHECK(cudaStreamSynchronize(e->stream));
   return e;
 }

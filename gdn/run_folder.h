@@ -9,11 +9,10 @@
 #include "options.h"
 
 typedef struct {
-  char out[CHECKPOINT_PATH_MAX];   // the run's folder; "": a fresh numbered one, made by run_folder_make
-  char from[CHECKPOINT_PATH_MAX];  // the checkpoint to go on from, "" none
-  char
-      newest[CHECKPOINT_PATH_MAX];  // the newest checkpoint of the folder when the plan was made, whole or not, "" none
-  int resumes;                      // --resume was given: the folder may hold a run
+  char out[CHECKPOINT_PATH_MAX];     // the run's folder; "": a fresh numbered one, made by run_folder_make
+  char from[CHECKPOINT_PATH_MAX];    // the checkpoint to go on from, "" none
+  char newest[CHECKPOINT_PATH_MAX];  // checkpoint of the folder when the plan was made, whole or not; "" none
+  int resumes;                       // --resume was given: the folder may hold a run
 } RunPlan;
 
 static inline int run_newest(const char *out, char newest[CHECKPOINT_PATH_MAX], Error *err) {

@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(1024)
 // Floats of scratch (8-byte aligned) that gradient_sum_squares needs.
 static inline int64_t gradient_sum_squares_scratch(void) { return 2 * NORM_BLOCKS; }
 
-// total (one double on the GPU) (+)= sum of grads^2. With several ranks each sums its shard and NCCL adds the doubles.
+// total (one double on the GPU) (+)= sum of grads^2. Of several ranks each sums its shard.
 static MAYBE_UNUSED void gradient_sum_squares(double *total, float *scratch, const float *grads, int64_t n,
                                               int accumulate, cudaStream_t stream) {
   require_multiple("gradient_sum_squares", "the number of gradients of the arena", n, 8);

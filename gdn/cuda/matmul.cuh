@@ -13,8 +13,8 @@
 // gives the same bits again. The run's file is read first. A damaged file is ignored with a warning and written anew.
 // matmul_text and matmul_parse carry the choices of rank 0 to the other ranks.
 //
-// defines: Matmul, matmul_open, matmul_close, matmul_forward, matmul_dgrad, matmul_wgrad, matmul_tune_only,
-//          matmul_guess, matmul_release_scratch, matmul_keep, matmul_text, matmul_parse
+// defines: Matmul, matmul_open, matmul_close, matmul_forward, matmul_dgrad, matmul_wgrad, matmul_guess,
+//          matmul_release_scratch, matmul_keep, matmul_text, matmul_parse
 #ifndef GDN_CUDA_MATMUL_CUH
 #define GDN_CUDA_MATMUL_CUH
 
@@ -63,7 +63,6 @@ typedef struct {
   int entries, tuned;  // tuned: how many were measured in this process
   int dirty;           // the files lack something
   int used[MATMUL_MAX_PROBLEMS], n_used;  // entries of this process's products, looked through first
-  int tune_only;       // measure and return, without the product itself
   int guess;           // take what cuBLASLt thinks best, without measuring or keeping it
   MatmulEntry entry[MATMUL_MAX_PROBLEMS];
   void *scratch[4];  // A, B, C, D while measuring
@@ -502,7 +501,6 @@ static inline void matmul_call(Matmul *mm, const MatmulProblem *p, void *d, cons
          (long long)p->m, (long long)p->n, (long long)p->k, (long long)p->lda, (long long)p->ldb, (long long)p->ldc,
          (long long)p->ldd);
   MatmulEntry *e = mm->guess ? NULL : matmul_entry(mm, p, stream);
-  if (mm->tune_only) return;
   if (e)
     CUBLASLT_CHECK(matmul_run(mm, e, &e->algorithm, d, a, b, c, stream));
   else
@@ -511,10 +509,6 @@ static inline void matmul_call(Matmul *mm, const MatmulProblem *p, void *d, cons
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The three products
-
-// From now on the calls below measure their problem and compute nothing (1), or compute (0). Lets a trainer measure
-// every product before it allocates its buffers; pointers may be NULL meanwhile.
-static MAYBE_UNUSED void matmul_tune_only(Matmul *mm, int on) { mm->tune_only = on; }
 
 // From now on algorithms are taken as cuBLASLt proposes them (1), for shapes that will not come again, or measured (0).
 static MAYBE_UNUSED void matmul_guess(Matmul *mm, int on) { mm->guess = on != 0; }

@@ -12,7 +12,7 @@
 // Built with -DGDN_NCCL (and MPI, which tells the ranks of each other); without it more than one rank are refused.
 //
 // defines: GpuRanks, gpu_ranks_choose_device, gpu_ranks_open, gpu_ranks_close, gpu_ranks_group,
-//          gpu_ranks_reduce, gpu_ranks_share
+//          gpu_ranks_part, gpu_ranks_reduce, gpu_ranks_broadcast, gpu_ranks_share
 #ifndef GDN_CUDA_RANKS_CUH
 #define GDN_CUDA_RANKS_CUH
 
@@ -111,8 +111,6 @@ static MAYBE_UNUSED void gpu_ranks_close(GpuRanks *g) {
   memset(g, 0, sizeof *g);
 }
 
-typedef enum { SHARE_FLOAT = 4, SHARE_BF16 = 2 } ShareType;  // bytes an element
-
 // The part of elements first .. first+count-1 that rank r owns: its first element and its size (0: none).
 static inline int64_t gpu_ranks_part(const GpuRanks *g, int r, int64_t first, int64_t count, int64_t *at) {
   int64_t begin, n;
@@ -134,37 +132,38 @@ static MAYBE_UNUSED void gpu_ranks_group(int begin) {
 // grads: the arena. Elements first .. first+count-1 become, on the rank that owns them, the sum over all ranks.
 static MAYBE_UNUSED void gpu_ranks_reduce(GpuRanks *g, float *grads, int64_t first, int64_t count) {
 #ifdef GDN_NCCL
-  NCCL_CHECK(ncclGroupStart());
+  gpu_ranks_group(1);
   for (int r = 0; r < g->ranks->size; r++) {
     int64_t at, n = gpu_ranks_part(g, r, first, count, &at);
     if (!n) continue;
     NCCL_CHECK(ncclReduce(grads + at, grads + at, (size_t)n, ncclFloat, ncclSum, r, g->comm, g->stream));
     if (r != g->ranks->rank) g->bytes += 4.0 * (double)n;
   }
-  NCCL_CHECK(ncclGroupEnd());
+  gpu_ranks_group(0);
 #else
   (void)g, (void)grads, (void)first, (void)count;
 #endif
 }
 
-// Everyone gets elements first .. first+count-1 of an arena from the ranks that own them; `map` translates places of the
-// arena (NULL: none), for arrays that hold a selection of it in its order: map(ctx, place) elements lie before it.
-static MAYBE_UNUSED void gpu_ranks_share(GpuRanks *g, void *data, ShareType type, int64_t first, int64_t count,
-                                         int64_t (*map)(const void *ctx, int64_t place), const void *ctx) {
+// Everyone gets `bytes` (may be 0) at data from rank `root`.
+static MAYBE_UNUSED void gpu_ranks_broadcast(GpuRanks *g, void *data, int64_t bytes, int root) {
 #ifdef GDN_NCCL
-  NCCL_CHECK(ncclGroupStart());
+  if (!bytes) return;
+  NCCL_CHECK(ncclBroadcast(data, data, (size_t)bytes, ncclChar, root, g->comm, g->stream));
+  g->bytes += (double)bytes * (g->ranks->size - 1) / g->ranks->size;  // in a ring all but the last pass it on
+#else
+  (void)g, (void)data, (void)bytes, (void)root;
+#endif
+}
+
+// weights: the arena in bf16. Everyone gets elements first .. first+count-1 from the ranks that own them.
+static MAYBE_UNUSED void gpu_ranks_share(GpuRanks *g, bf16 *weights, int64_t first, int64_t count) {
+  gpu_ranks_group(1);
   for (int r = 0; r < g->ranks->size; r++) {
     int64_t at, n = gpu_ranks_part(g, r, first, count, &at);
-    if (n && map) n = map(ctx, at + n) - map(ctx, at), at = map(ctx, at);
-    if (!n) continue;
-    char *part = (char *)data + at * type;
-    NCCL_CHECK(ncclBroadcast(part, part, (size_t)n * type, ncclChar, r, g->comm, g->stream));
-    g->bytes += (double)n * type * (g->ranks->size - 1) / g->ranks->size;  // in a ring all but the last pass it on
+    gpu_ranks_broadcast(g, weights + at, n * (int64_t)sizeof(bf16), r);
   }
-  NCCL_CHECK(ncclGroupEnd());
-#else
-  (void)g, (void)data, (void)type, (void)first, (void)count, (void)map, (void)ctx;
-#endif
+  gpu_ranks_group(0);
 }
 
 #endif  // GDN_CUDA_RANKS_CUH

@@ -58,9 +58,8 @@ static MAYBE_UNUSED void vectors_close(Vectors *v) {
   memset(v, 0, sizeof *v);
 }
 
-// How many elements here come before a place of the arena; ctx: Vectors.
-static MAYBE_UNUSED int64_t vectors_before(const void *ctx, int64_t place) {
-  const Vectors *v = (const Vectors *)ctx;
+// How many elements here come before a place of the arena.
+static MAYBE_UNUSED int64_t vectors_before(const Vectors *v, int64_t place) {
   int low = 0, high = v->n;  // the first range that begins behind the place
   while (low < high) {
     int middle = (low + high) / 2;
