@@ -290,6 +290,20 @@ def compute_yardsticks(o, train, val, vocab):
     return y
 
 
+def manifest_settings(o, tokenizer, sha, vocab, bos, eos):
+    """What a manifest says of tokenizer (a path, unused with --bytes) and splits, in this order."""
+    return {
+        "tokenizer": "bytes" if o.bytes else os.path.basename(tokenizer),
+        "tokenizer_sha256": sha.hex(),
+        "vocab": vocab,
+        "bos": bos,
+        "eos": eos,
+        "boundary": "BOS before each document",
+        "val_fraction": o.val_fraction,
+        "shard_tokens": o.shard_tokens,
+    }
+
+
 def prepare(o):
     began = time.time()
     files = textfiles.find_files(o.input)
@@ -322,14 +336,7 @@ def prepare(o):
         seconds = time.time() - began
         manifest = {
             "name": o.name,
-            "tokenizer": "bytes" if o.bytes else os.path.basename(o.tokenizer),
-            "tokenizer_sha256": sha.hex(),
-            "vocab": vocab,
-            "bos": bos,
-            "eos": eos,
-            "boundary": "BOS before each document",
-            "val_fraction": o.val_fraction,
-            "shard_tokens": o.shard_tokens,
+            **manifest_settings(o, o.tokenizer, sha, vocab, bos, eos),
             "shuffle": o.shuffle,
             "inputs": [{"file": f, "bytes": os.path.getsize(f)} for f in files],
             **counts,

@@ -20,11 +20,7 @@
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
 NAME=gdn_1.3b_100b PRESET=gdn-1.3b PARAMETERS=1446891696 RATE=65362 RATE2=132748
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
-options=(
-  --lr 4e-4 --min-lr 4e-5 --warmup-tokens 1B --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1
-  --weight-decay 0.1 --decay-all on # on every parameter, as the papers' code has it
-  --seed 3407 --eval-every 250 --keep 2 --keep-every 20000
-)
+WARMUP=1B KEEP_EVERY=20000
 
 cd "$(dirname "$0")/.." && [ -e scripts/train_loop.sh ] || cd "${SLURM_SUBMIT_DIR:-.}" || exit 3
 . scripts/train_loop.sh

@@ -20,11 +20,7 @@
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
 NAME=gdn_400m_15b PRESET=gdn-400m PARAMETERS=400102104 RATE=199727
 TOKENS=${TOKENS:-15B} # whole run; the environment may shorten it
-options=(
-  --lr 4e-4 --min-lr 4e-5 --warmup-tokens 150M --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1
-  --weight-decay 0.1 --decay-all on # on every parameter, as the papers' code has it
-  --seed 3407 --eval-every 250 --keep 2 --keep-every 5000
-)
+WARMUP=150M KEEP_EVERY=5000
 
 cd "$(dirname "$0")/.." && [ -e scripts/train_loop.sh ] || cd "${SLURM_SUBMIT_DIR:-.}" || exit 3
 . scripts/train_loop.sh

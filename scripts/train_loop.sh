@@ -1,6 +1,6 @@
 #!/bin/bash
-# train_loop.sh: what the scripts of the published runs share. Each of them sets the variables of its cost sheet and its
-# options, then sources this file, which starts the trainer, again after every crash, until the run is done.
+# train_loop.sh: what the scripts of the published runs share. Each of them sets the variables of its cost sheet,
+# then sources this file, which starts the trainer, again after every crash, until the run is done.
 #
 #   scripts/gdn_1.3b_100b.sh                        one GPU
 #   GPUS=8 scripts/gdn_1.3b_100b.sh                 one machine, by mpirun
@@ -26,7 +26,12 @@
 # a signal to the script, the file OUT/STOP (75); TRIES. Else (75 by --stop-after, 76 a hang, a crash) the run goes on.
 set -u
 
-# the recipe of both papers; a script may have set other values
+# the recipe of both papers (WARMUP and KEEP_EVERY are the script's); the environment may have set other values
+options=(
+  --lr 4e-4 --min-lr 4e-5 --warmup-tokens "$WARMUP" --schedule cosine --beta1 0.9 --beta2 0.95 --clip 1
+  --weight-decay 0.1 --decay-all on # on every parameter, as the papers' code has it
+  --seed 3407 --eval-every 250 --keep 2 --keep-every "$KEEP_EVERY"
+)
 : "${TOTAL_BATCH:=524288}" "${SEQ_LEN:=4096}" "${BATCH:=8}" "${SAVE_EVERY:=250}" "${GPUS:=1}" "${HOSTFILE:=}"
 : "${DATA:=out/data/fwe}" "${OUT:=out/$NAME}" "${MODEL:=$PRESET}" "${PRICE:=3.00}" "${TRIES:=3}" "${RETRY_WAIT:=10}"
 : "${DRY_RUN:=0}" "${COSTS:=0}"

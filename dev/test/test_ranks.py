@@ -20,7 +20,8 @@ import sys
 import tempfile
 import time
 
-from case_runner import Failure, Skip, check, run_cases
+from case_runner import Failure, check, run_cases
+from mpi_jobs import rank_pids
 
 F32, F64, ALONE = (os.path.abspath(p) for p in ("./train_gdn", "build/train_gdn_f64", "build/train_gdn_alone"))
 ONLY = sys.argv[1:]  # names of tests
@@ -78,23 +79,6 @@ def finish(p, seconds=30):
         p.communicate()
         raise Failure(f"the job was still there after {seconds} s")
     return p.returncode, out.decode(errors="replace"), err.decode(errors="replace")
-
-
-def rank_pids(p):
-    """Process ids of the ranks below an mpirun."""
-    found = {}
-    for path in glob.glob("/proc/[0-9]*/stat"):
-        try:
-            parent = int(open(path).read().rsplit(")", 1)[1].split()[1])
-            if parent != p.pid:
-                continue
-            env = open(os.path.dirname(path) + "/environ", "rb").read()
-        except OSError:
-            continue
-        m = re.search(rb"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", env)
-        if m:
-            found[int(m.group(1))] = int(path.split("/")[2])
-    return found
 
 
 def log_lines(out, kind="step"):

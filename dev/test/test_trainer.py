@@ -14,7 +14,6 @@ import os
 import random
 import re
 import resource
-import shutil
 import signal
 import struct
 import subprocess
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from case_runner import Failure, Skip, check, run_cases
+from case_runner import Skip, check, run_cases
 
 PROGRAM = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 else "./train_gdn")
 ONLY = sys.argv[2:]  # names of tests

@@ -27,7 +27,9 @@ import test_trainer as trainer  # noqa: E402
 sys.argv = _argv
 shutil.rmtree(trainer.ROOT, ignore_errors=True)
 
-from test_trainer import Failure, Skip, check, log_lines, own_shard_writer, step_dir, text_shards  # noqa: E402,F401
+from case_runner import Failure, Skip, check  # noqa: E402,F401
+from mpi_jobs import rank_pids  # noqa: E402,F401
+from test_trainer import log_lines, own_shard_writer, step_dir, text_shards  # noqa: E402,F401
 
 PROGRAM = os.path.abspath(os.environ.get("FAULTS_PROGRAM", os.path.join(PROJECT, "train_gdn")))
 LIBRARY = os.path.join(BUILD, "io_faults.so")
@@ -83,22 +85,6 @@ def finish(p, want, what="", seconds=60):
 
 def run(args, want=(0,), what="", **more):
     return finish(start(args, **more), want, what or " ".join(args[-8:]))
-
-
-def rank_pids(p):
-    """Process ids of the ranks below an mpirun."""
-    found = {}
-    for path in glob.glob("/proc/[0-9]*/stat"):
-        try:
-            if int(open(path).read().rsplit(")", 1)[1].split()[1]) != p.pid:
-                continue
-            env = open(os.path.dirname(path) + "/environ", "rb").read()
-        except OSError:
-            continue
-        m = re.search(rb"(?:^|\0)OMPI_COMM_WORLD_RANK=(\d+)", env)
-        if m:
-            found[int(m.group(1))] = int(path.split("/")[2])
-    return found
 
 
 def send(pid, number):
