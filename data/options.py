@@ -1,7 +1,6 @@
 """The options of fineweb_edu.py and the like."""
 
 import os
-import re
 
 import prepare  # checks the packages
 
@@ -109,10 +108,5 @@ def parse_options(dataset, argv):
     if not o.name:
         o.name = dataset.name + ("_" + o.config.removeprefix("sample-") if len(dataset.configs) > 1 else "")
         o.name = os.path.basename(os.path.abspath(o.inputs[0])).split(".")[0] if o.inputs else o.name
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", o.name):
-        p.error(f"--name '{o.name}': use letters, digits, '_', '-' and '.'")
-    if o.separator is not None:
-        text, o.separator = o.separator, textfiles.decode_separator(o.separator)
-        if not o.separator:
-            p.error(f"--separator '{text}': is empty or holds an unknown escape")
+    textfiles.check_name_and_separator(p, o)
     return o

@@ -12,7 +12,6 @@ import glob
 import hashlib
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -133,12 +132,7 @@ def parse_options(argv):
         help="count n-grams on the first N training tokens (default 50000000; about 25 bytes of memory each)",
     )
     o = p.parse_args(argv)
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", o.name):
-        p.error(f"--name '{o.name}': use letters, digits, '_', '-' and '.'")
-    if o.separator is not None:
-        text, o.separator = o.separator, textfiles.decode_separator(o.separator)
-        if not o.separator:
-            p.error(f"--separator '{text}': is empty or holds an unknown escape")
+    textfiles.check_name_and_separator(p, o)
     return o
 
 

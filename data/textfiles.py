@@ -12,6 +12,7 @@ import io
 import itertools
 import json
 import os
+import re
 import zlib
 
 from shardfile import DataError
@@ -249,3 +250,13 @@ def decode_separator(text):
         return codecs.escape_decode(text.encode("utf-8"))[0] or None
     except ValueError:
         return None
+
+
+def check_name_and_separator(p, o):
+    """Ends by p.error() when o.name cannot begin file names; decodes o.separator."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", o.name):
+        p.error(f"--name '{o.name}': use letters, digits, '_', '-' and '.'")
+    if o.separator is not None:
+        text, o.separator = o.separator, decode_separator(o.separator)
+        if not o.separator:
+            p.error(f"--separator '{text}': is empty or holds an unknown escape")

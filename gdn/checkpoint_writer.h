@@ -100,12 +100,7 @@ static MAYBE_UNUSED int checkpoint_writer_submit(CheckpointWriter *w, const Chec
   w->read = read, w->ctx = ctx, w->busy = 1;
   w->copies = !snapshot_begin(&w->snapshot, &why);
   if (w->copies) {
-    // the writer takes no signals: those are the training thread's to see
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int e = pthread_create(&w->thread, NULL, checkpoint_writer_main, w);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int e = worker_thread_start(&w->thread, checkpoint_writer_main, w);
     w->joinable = !e;
     if (!e) return earlier;
     error_set(&why, EXIT_MEMORY, "no thread to write it: %s", strerror(e));

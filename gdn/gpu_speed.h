@@ -41,7 +41,7 @@ static inline StepTime gpu_step_time(const Config *c, const ParamTable *t, doubl
     if (mixer_channel_decay(t->layers[i].mixer)) channels += (double)c->v_heads * c->head_k;
   s.micro = tokens * (matmul / GPU_MATMUL_RATE + attention / GPU_ATTENTION_RATE + channels * GPU_CHANNEL_SECONDS) +
             kept / GPU_KEPT_RATE;
-  // measured on fla-gdn-1b: 503, 508 and 625 ms
+  // measured on fla-gdn-1b: 503 to 511, 507 to 516 and 620 to 630 ms
   s.micro *= recompute == RECOMPUTE_ALL ? 1.25 : recompute == RECOMPUTE_NORMS ? 1.01 : 1;
   s.update = GPU_UPDATE_SECONDS * P * (0.1 + 0.9 / ranks);
   // over a link go, of two ranks, the halves that the other owns; of more, in a ring, nearly all

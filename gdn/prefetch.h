@@ -12,9 +12,7 @@
 #define GDN_PREFETCH_H
 
 #include "shards.h"
-
-#include <signal.h>
-#include <time.h>
+#include "worker_thread.h"
 
 typedef enum { PREFETCH_IDLE, PREFETCH_BUSY, PREFETCH_READY, PREFETCH_QUIT } PrefetchState;
 
@@ -61,17 +59,8 @@ static inline int prefetch_start(Prefetch *p, ShardSet *set, int T, int64_t rows
   p->indices = (int64_t *)alloc_array(rows_max, sizeof(int64_t), "list of samples");
   p->tokens = (int32_t *)alloc_array(rows_max * ((int64_t)T + 1), sizeof(int32_t), "rows read ahead");
   pthread_mutex_init(&p->lock, NULL);
-  pthread_condattr_t attr;
-  pthread_condattr_init(&attr);
-  pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-  pthread_cond_init(&p->changed, &attr);
-  pthread_condattr_destroy(&attr);
-  // Signals are the main thread's to handle.
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &old);
-  int rc = pthread_create(&p->thread, NULL, prefetch_main, p);
-  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  monotonic_cond_init(&p->changed);
+  int rc = worker_thread_start(&p->thread, prefetch_main, p);
   if (!rc) return 0;
   free(p->indices);
   free(p->tokens);

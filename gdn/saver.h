@@ -75,14 +75,8 @@ static MAYBE_UNUSED void *saver_main(void *arg) {
 
 // Does the stage's work in a thread, or at once (background 0, or where no thread can be had).
 static MAYBE_UNUSED void saver_run(Saver *s, int background) {
-  sigset_t all, before;
   s->busy = 1;
-  if (background) {
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    s->joinable = !pthread_create(&s->thread, NULL, saver_main, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-  }
+  if (background) s->joinable = !worker_thread_start(&s->thread, saver_main, s);
   if (!s->joinable) saver_main(s);
 }
 

@@ -11,13 +11,12 @@
 #ifndef GDN_SNAPSHOT_H
 #define GDN_SNAPSHOT_H
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 #include "engine.h"
 #include "json.h"
+#include "worker_thread.h"
 
 // Copies `count` elements of an arena (engine.h: ARENA_PARAM, ARENA_M or ARENA_V) from element `first` on into dst.
 // EngineApi.read has this form but for the type of its first argument.
@@ -104,20 +103,12 @@ static MAYBE_UNUSED void snapshot_open(Snapshot *s, int64_t first, int64_t count
   memset(s, 0, sizeof *s);
   s->first = first, s->count = count, s->is_open = 1;
   pthread_mutex_init(&s->lock, NULL);
-  pthread_condattr_t attr;
-  pthread_condattr_init(&attr);
-  pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-  pthread_cond_init(&s->complete, &attr);
-  pthread_condattr_destroy(&attr);
+  monotonic_cond_init(&s->complete);
   if (!snapshot_allocate(s)) {
     snapshot_release(s);
     return;
   }
-  sigset_t all, before;  // signals are the training thread's to see
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  s->touching = !pthread_create(&s->toucher, NULL, snapshot_touch, s);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  s->touching = !worker_thread_start(&s->toucher, snapshot_touch, s);
 }
 
 // From here on a copy is owed: snapshot_wait waits for snapshot_copy. EXIT_MEMORY when there is no room for one: then

@@ -14,10 +14,10 @@
 #define GDN_WATCHDOG_H
 
 #include <fcntl.h>
-#include <pthread.h>
 #include "comm.h"
 #include "fault.h"
 #include "signals.h"
+#include "worker_thread.h"
 
 typedef enum {
   PHASE_SETUP,
@@ -119,16 +119,8 @@ static MAYBE_UNUSED void watchdog_start(const Comm *comm, const char *out, doubl
   unlink(w->file);  // of an earlier run
   w->begin = monotonic_seconds(), w->deadline = watchdog_deadline(w, PHASE_SETUP);
   pthread_mutex_init(&w->lock, NULL);
-  pthread_condattr_t attr;
-  pthread_condattr_init(&attr);
-  pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-  pthread_cond_init(&w->wake, &attr);
-  pthread_condattr_destroy(&attr);
-  sigset_t all, before;  // signals are the training thread's to see
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int rc = pthread_create(&w->thread, NULL, watchdog_main, w);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  monotonic_cond_init(&w->wake);
+  int rc = worker_thread_start(&w->thread, watchdog_main, w);
   w->running = !rc;
   if (rc) warn("no thread for the watchdog: %s; a hang will not be noticed", strerror(rc));
 }
