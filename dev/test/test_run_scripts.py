@@ -58,6 +58,11 @@ def environment(**more):
     return {**env, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "RETRY_WAIT": "0", **more}
 
 
+def take_interrupts():
+    """A shell starts its background jobs with SIGINT ignored, and a script cannot trap what it was born to ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(script, *args, **env):
     return subprocess.Popen(
         [os.path.join(REPOSITORY, "scripts", script + ".sh"), *args],
@@ -66,6 +71,8 @@ def start(script, *args, **env):
         text=True,
         cwd=ROOT,  # not the repository
         env=environment(**env),
+        start_new_session=True,
+        preexec_fn=take_interrupts,
     )
 
 
@@ -73,7 +80,7 @@ def finish(p, want, what, seconds=60):
     try:
         out, err = p.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        p.kill()
+        os.killpg(p.pid, signal.SIGKILL)  # the trainer too: it would hold the pipes open
         out, err = p.communicate()
     check(p.returncode == want, f"{what}: exit code {p.returncode}, needed {want}: {err[-600:]}")
     return out, err
