@@ -10,15 +10,15 @@
 #   open          the text of the paper says 1B tokens of warm-up, its code 1% of the run
 #   memory        36.3 GiB of an H200 at micro-batches of 8 rows (--dry-run)
 #   disk          30 GB of shards, 4.5 GiB for a checkpoint: the newest 2 and one every 5,000 steps are kept
-#   speed         199,727 tokens/s on one H200: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
+#   speed         199,727 tokens/s on one H200, 394,401 on two: measured 2026-11-29 and 2026-11-30, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
 #       1       199727         20.9           21           63   measured
-#       2       397998         10.5           21           63   extrapolated
+#       2       394401         10.6           21           63   measured
 #       8      1557923          2.7           21           64   extrapolated
 #      16      2449066          1.7           27           82   extrapolated
 #      32      3921029          1.1           34          102   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=gdn_400m_15b PRESET=gdn-400m PARAMETERS=400102104 RATE=199727
+NAME=gdn_400m_15b PRESET=gdn-400m PARAMETERS=400102104 RATE=199727 RATE2=394401
 TOKENS=${TOKENS:-15B} # whole run; the environment may shorten it
 WARMUP=150M KEEP_EVERY=5000
 

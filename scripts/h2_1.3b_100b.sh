@@ -10,15 +10,15 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        85.2 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         60,507 tokens/s on one H200: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
+#   speed         60,507 tokens/s on one H200, 119,615 on two: measured 2026-11-29 and 2026-11-30, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
 #       1        60507        459.1          459         1377   measured
-#       2       120529        230.5          461         1383   extrapolated
+#       2       119615        232.2          464         1393   measured
 #       8       470790         59.0          472         1416   extrapolated
 #      16       724937         38.3          613         1839   extrapolated
 #      32      1143496         24.3          777         2332   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=h2_1.3b_100b PRESET=h2-1.3b PARAMETERS=1453293216 RATE=60507
+NAME=h2_1.3b_100b PRESET=h2-1.3b PARAMETERS=1453293216 RATE=60507 RATE2=119615
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 WARMUP=1B KEEP_EVERY=20000
 

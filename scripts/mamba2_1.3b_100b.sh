@@ -10,15 +10,15 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        102.7 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         58,611 tokens/s on one H200: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
+#   speed         58,611 tokens/s on one H200, 117,155 on two: measured 2026-11-29 and 2026-11-30, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
 #       1        58611        473.9          474         1422   measured
-#       2       116767        237.9          476         1427   extrapolated
+#       2       117155        237.1          474         1423   measured
 #       8       456444         60.9          487         1461   extrapolated
 #      16       707992         39.2          628         1883   extrapolated
 #      32      1122581         24.7          792         2375   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=mamba2_1.3b_100b PRESET=mamba2-1.3b PARAMETERS=1451613744 RATE=58611
+NAME=mamba2_1.3b_100b PRESET=mamba2-1.3b PARAMETERS=1451613744 RATE=58611 RATE2=117155
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 WARMUP=1B KEEP_EVERY=20000
 

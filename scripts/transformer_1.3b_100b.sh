@@ -10,15 +10,15 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        63.2 GiB of an H200 at micro-batches of 8 rows (--dry-run)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         61,909 tokens/s on one H200: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
+#   speed         61,909 tokens/s on one H200, 121,376 on two: measured 2026-11-29 and 2026-11-30, 8 x 4,096 tokens a micro-batch
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
 #       1        61909        448.7          449         1346   measured
-#       2       123310        225.3          451         1352   extrapolated
+#       2       121376        228.9          458         1373   measured
 #       8       481392         57.7          462         1385   extrapolated
 #      16       737427         37.7          603         1808   extrapolated
 #      32      1158958         24.0          767         2301   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=transformer_1.3b_100b PRESET=transformer-1.3b PARAMETERS=1453411584 RATE=61909
+NAME=transformer_1.3b_100b PRESET=transformer-1.3b PARAMETERS=1453411584 RATE=61909 RATE2=121376
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 WARMUP=1B KEEP_EVERY=20000
 
