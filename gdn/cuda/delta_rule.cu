@@ -349,7 +349,10 @@ int delta_rule_gradients(const DeltaRuleGradients *grad, void *scratch, BF16Rows
   if (p.gate != GATE_NONE && (!p.da || !p.dA_log || !p.ddt_bias))
     return error_set(error, EXIT_INTERNAL, "delta rule: a gate needs da, dA_log and ddt_bias");
   if (p.erase != ERASE_NONE && !p.dbeta) return error_set(error, EXIT_INTERNAL, "delta rule: erasure needs dbeta");
-  if (p.erase == ERASE_CHANNEL && (code = check_rows("dw", p.dw, p.dw_stride, 8, error))) return code;
+  if (p.gate == GATE_CHANNEL && (code = check_rows("da", p.da, p.da_stride, 2, error))) return code;
+  if (p.erase == ERASE_CHANNEL && ((code = check_rows("dbeta", p.dbeta, p.dbeta_stride, 2, error)) ||
+                                   (code = check_rows("dw", p.dw, p.dw_stride, 8, error))))
+    return code;
 
   const int part = shape_key_part(shape);
   code = part == 128 ? choose_gradients<128>(p, stream, error) : choose_gradients<64>(p, stream, error);

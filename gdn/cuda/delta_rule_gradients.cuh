@@ -390,7 +390,8 @@ __global__ __launch_bounds__(256, PART == 64 && !GROUPED ? 2 : 1) void delta_rul
 __global__ __launch_bounds__(256) void delta_rule_gates_kernel(DeltaRuleArgs p, int parts) {
   const int hv = blockIdx.x, b = blockIdx.y, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int64_t units = (int64_t)p.B * p.chunks * p.HV;
-  const float A_log = p.gate != GATE_NONE ? p.A_log[hv] : 0.0f, bias = p.gate != GATE_NONE ? p.dt_bias[hv] : 0.0f;
+  const GateRate rate = gate_rate(p.gate != GATE_NONE ? p.A_log[hv] : 0.0f);
+  const float bias = p.gate != GATE_NONE ? p.dt_bias[hv] : 0.0f;
   float sum_A = 0.0f, sum_dt = 0.0f;
   for (int n = warp; n < p.chunks; n += 8) {
     const int64_t unit = ((int64_t)b * p.chunks + n) * p.HV + hv;
@@ -425,10 +426,10 @@ __global__ __launch_bounds__(256) void delta_rule_gates_kernel(DeltaRuleArgs p, 
       if (row >= rows) continue;
       int64_t token = (int64_t)b * p.T + t0 + row;
       if (p.gate != GATE_NONE) {
-        float x = __bfloat162float(p.a[token * p.a_stride + hv]) + bias, value = gate_value(A_log, x);
+        float x = __bfloat162float(p.a[token * p.a_stride + hv]) + bias, value = gate_value(rate, x);
         float da = 0.0f;
         // Below the floor the decay is 0 for good; a NaN stays one.
-        if (!(value * LOG2_E < GATE_FLOOR)) da = dG[h] * gate_slope(A_log, x), sum_A += dG[h] * value;
+        if (!(value * LOG2_E < GATE_FLOOR)) da = dG[h] * gate_slope(rate, x), sum_A += dG[h] * value;
         if (p.erase == ERASE_NONE) da += db[h] * sigmoid(x);
         sum_dt += da;
         p.da[token * p.da_stride + hv] = __float2bfloat16(da);

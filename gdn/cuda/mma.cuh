@@ -8,9 +8,10 @@
 // operand of a following product.
 //
 // defines: smem_address, cp_async_16, cp_async_commit, cp_async_wait, TileLane, lane_n, lane_k, tile_at, ldmatrix_x4,
-//          ldmatrix_x4_trans, store_matrix_x4, store_matrix_x4_trans, mma_bf16, pack_bf16, unpack_lo, unpack_hi,
-//          load_tile_async, load_stored_async, barrier_init, barrier_expect, barrier_wait, tiles_visible,
-//          product_begin, product_end, product_wait, accumulators_ready, product_nk, product_kn, product_tiles
+//          ldmatrix_x4_trans, store_matrix_x4, store_matrix_x4_trans, mma_bf16, mma_tf32, round_tf32, pack_bf16,
+//          unpack_lo, unpack_hi, load_tile_async, load_stored_async, barrier_init, barrier_expect, barrier_wait,
+//          tiles_visible, product_begin, product_end, product_wait, accumulators_ready, product_nk, product_kn,
+//          product_tiles
 #ifndef GDN_CUDA_MMA_CUH
 #define GDN_CUDA_MMA_CUH
 
@@ -172,6 +173,18 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// The same of 16 x 8 x 8 in TF32 (fp32 with 10 bits after the point): a holds rows g and g + 8 of column t, then of t +
+// 4, b column g of rows t and t + 4. Operands are rounded by round_tf32; what is not is cut off.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], float b0, float b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+// To nearest, ties away from 0; the bits that the product cuts off are not cleared.
+__device__ __forceinline__ uint32_t round_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
 // Two fp32 to two bf16 (round to nearest even), the first in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
