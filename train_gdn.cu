@@ -93,7 +93,6 @@ struct Engine {
   int32_t *ids, *targets, *sorted, *doc_start;
   float2 *rope;
   double *total;    // sums that the host reads
-  ClipState *clip;
   char *memory;
   int64_t memory_bytes, own_bytes;
   int64_t memory_of[MEMORY_KINDS];  // parts of memory_bytes
@@ -243,7 +242,7 @@ static int64_t engine_bind(Engine *e, char *base) {
   e->ids = take<int32_t>(&room, work, N), e->targets = take<int32_t>(&room, work, N);
   e->doc_start = take<int32_t>(&room, work, N);
   e->rope = take<float2>(&room, work, longest_row(e) * (head_dim / 2));
-  e->total = take<double>(&room, work, 4), e->clip = take<ClipState>(&room, work, 1);
+  e->total = take<double>(&room, work, 4);
   e->scratch = take<float>(&room, work, larger(partial, gradient_sum_squares_scratch()));
   if (train) {
     e->sorted = take<int32_t>(&room, work, embedding_sort_scratch(N, c->vocab));
@@ -712,10 +711,9 @@ static void model_update(Engine *e, const AdamW *a) {
   AdamWSettings s;
   s.lr = (float)a->lr, s.beta1 = (float)a->beta1, s.beta2 = (float)a->beta2, s.eps = (float)a->eps;
   s.weight_decay = (float)a->weight_decay, s.step = a->step;
-  ClipState clip = {0, (float)a->grad_scale, 0};
-  CUDA_CHECK(cudaMemcpyAsync(e->clip, &clip, sizeof clip, cudaMemcpyHostToDevice, e->stream));
+  s.grad_scale = (float)a->grad_scale;
   int64_t at = e->shard_first;
-  adamw_update(e->master, e->weights + at, e->m, e->v, e->grads + at, e->decay_bits[a->decay_all != 0], e->clip, s,
+  adamw_update(e->master, e->weights + at, e->m, e->v, e->grads + at, e->decay_bits[a->decay_all != 0], s,
                e->shard_count, e->stream);
   vectors_fill(&e->vectors, e->master, e->shard_first, e->shard_count, e->stream);
 }

@@ -12,6 +12,9 @@ GPU, TRITON_INTERPRET=1 runs fla's kernels on the CPU (numpy below 2.4): rows of
             train_gdn must read.
   from fla  fla makes a model, every tensor is moved by noise, save_pretrained writes it; `train_gdn eval` reads it.
 
+  --folder  checkpoint folders of any size, with rows of the shards that --val names: loaded as in "to fla" and compared in
+            the same way, for rows of 256 and 1,024 tokens; nothing is disturbed. For models that were really trained.
+
 Always both programs compute the logits of the same tokens in fp32, for rows of 64 (where fla runs its recurrent
 kernels) and of 200 tokens (its chunk kernels), and the loss. The error is the largest over all positions of
 max|ours - fla's| / max|fla's|; the limit is LIMIT. So that agreement means something, every tensor of the model is
@@ -46,6 +49,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 LIMIT = 1e-3
 VOCAB = 257  # bytes and a BOS; odd, so that the padding of our rows is in play
 LENGTHS = ((64, 4), (200, 3))  # tokens of a row, rows
+FOLDER_LENGTHS = ((256, 2), (1024, 1))  # of --folder
 WINDOW = 24  # of sliding-window attention: shorter than the rows
 
 SIZE = ["--vocab", str(VOCAB), "--width", "128", "--ff", "256", "--heads", "2", "--head-k", "64", "--head-v", "64"]
@@ -258,7 +262,7 @@ class TrainGdn:
         text = self.call("eval", folder, "--val", self.val, "--seq-len", str(length), "--batch", str(rows),
                          "--eval-batches", "1", "--threads", "4", "--write-logits", path)
         found = load_file(path)
-        assert found["logits"].shape == (rows, length, VOCAB), found["logits"].shape
+        assert found["logits"].shape[:2] == (rows, length), found["logits"].shape
         assert f" {rows} rows of {length} tokens" in text, text
         return float(re.search(r"loss (\S+) nats/token", text).group(1)), found
 
@@ -312,7 +316,7 @@ class Check:
                 bad.append(f"logits of {length} tokens differ by {e:.2e}, limit {LIMIT:g}")
             if not abs(loss - fla_loss) <= LIMIT * abs(fla_loss):
                 bad.append(f"loss of {length} tokens: ours {loss}, fla's {fla_loss}, limit {LIMIT:g}")
-            if length == LENGTHS[0][0] and self.device == "cuda":
+            if length == LENGTHS[0][0] and self.device == "cuda" and self.lengths[0] == LENGTHS[0]:
                 weakest, name = self.disturb(model, tokens, theirs)
                 columns.append(f"{weakest:7.1e}")
                 if not weakest > 10 * e:
@@ -338,6 +342,12 @@ class Check:
         columns, worse = self.compare(model, folder)
         tensors = sum(1 for _ in model.state_dict())
         return [f"{tensors:4d} {counts[0]:4d} {counts[1]:5d}", *columns], bad + worse
+
+    def folder(self, folder):
+        model, counts, bad = self.load(folder, dtype=self.torch.float32, trust_remote_code=True)
+        columns, worse = self.compare(model, folder)
+        kind = f"{type(model).__module__.split('.')[0]}: {type(model).__name__}"
+        return [f"{sum(1 for _ in model.state_dict()):4d} {counts[0]:4d} {counts[1]:5d}", *columns, kind], bad + worse
 
     def own(self, name, folder):
         torch, cpu = self.torch, self.device == "cpu"
@@ -452,7 +462,11 @@ def main():
     parser.add_argument("--direction", choices=("to", "own", "from", "all"), default="all",
                         help="one of the three parts of the check [all]")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th model from i on, for n runs side by side [0/1]")
+    parser.add_argument("--folder", nargs="+", default=[], help="checkpoint folders to compare, and nothing else")
+    parser.add_argument("--val", default="", help="shards for --folder")
     args = parser.parse_args()
+    if bool(args.folder) != bool(args.val):
+        parser.error("--folder and --val belong together")
     if not re.fullmatch(r"\d+/[1-9]\d*", args.part):
         parser.error(f"--part {args.part}: needed i/n, such as 0/4")
     if os.path.isdir(args.work):
@@ -461,6 +475,18 @@ def main():
         shutil.rmtree(args.work)
     os.makedirs(args.work)
     ours = TrainGdn(os.path.abspath(args.train_gdn), os.path.abspath(args.work))
+    os.environ["HF_MODULES_CACHE"] = os.path.join(ours.work, "modules")
+    if args.folder:
+        ours.val = args.val
+        torch, transformers, _ = import_fla()
+        check = Check(ours, torch, transformers)
+        check.lengths = FOLDER_LENGTHS
+        print(f"limit {LIMIT:g}\n{'folder':32s}tensors, missing, unexpected | "
+              + " | ".join(f"T={t}: error, loss ours, fla's" for t, _ in FOLDER_LENGTHS) + " | class")
+        for folder in args.folder:
+            check.run(folder[-36:], lambda folder=folder: check.folder(os.path.abspath(folder)))
+        print(f"{check.passed} passed, {check.failed} failed, 0 skipped")
+        return 1 if check.failed else 0
     ours.write_shards(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
     part, parts = map(int, args.part.split("/"))
 
@@ -468,7 +494,6 @@ def main():
         return [(i, *m) for i, m in enumerate(models)
                 if args.only in m[0] and i % parts == part and args.direction in (direction, "all")]
 
-    os.environ["HF_MODULES_CACHE"] = os.path.join(ours.work, "modules")
     to_fla, own = wanted(TO_FLA, "to"), wanted(OWN, "own")
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the models train while Python imports
         folders = {i: pool.submit(ours.train_model, f"ours-{i}", options) for i, _, _, options in to_fla}

@@ -1,4 +1,4 @@
-// adamw.cuh: the update over the flat parameter arena, the global gradient norm and the clipping factor.
+// adamw.cuh: the update over the flat parameter arena, and the global gradient norm.
 //
 //   g = scale grad       m = b1 m + (1 - b1) g       v = b2 v + (1 - b2) g^2
 //   w = w - lr (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay w)        (Loshchilov and Hutter, arXiv
@@ -6,10 +6,10 @@
 //
 // All fp32; the bf16 copy that the matrix products read is written in the same pass. Which parameters decay is one bit
 // for each 8 elements (tensors start at multiples of 8 and are padded to them): 1 / 64 byte an element.
-// Bytes an element: update 30, norm 4. Nothing is changed when clip->skip is set (a loss or norm that is not finite).
+// Bytes an element: update 30, norm 4. Whether a step is taken at all, and clipping, is the training loop's.
 //
-// defines: AdamWSettings, ClipState, adamw_update, adamw_decay_words, adamw_decay_mark, gradient_sum_squares,
-//          gradient_sum_squares_scratch, gradient_clip, weights_to_bf16
+// defines: AdamWSettings, adamw_update, adamw_decay_words, adamw_decay_mark, gradient_sum_squares,
+//          gradient_sum_squares_scratch, weights_to_bf16
 #ifndef GDN_CUDA_ADAMW_CUH
 #define GDN_CUDA_ADAMW_CUH
 
@@ -19,25 +19,17 @@
 
 typedef struct {
   float lr, beta1, beta2, eps, weight_decay;
-  int64_t step;  // 1 for the first update
+  float grad_scale;  // factor on the gradients: 1, or less where their norm is clipped
+  int64_t step;      // 1 for the first update
 } AdamWSettings;
-
-// Lives on the GPU, so that the host need not wait between the norm and the update.
-typedef struct {
-  double norm;   // global gradient norm before clipping
-  float scale;   // factor on the gradients: 1, or max_norm / norm
-  int32_t skip;  // 1 when the loss or the norm is not finite: no update
-} ClipState;
 
 enum { NORM_BLOCKS = 1056, NORM_THREADS = 256, ADAMW_THREADS = 256 };
 
 // A block takes 8 ADAMW_THREADS elements; a thread two groups of four, so that a warp's accesses are contiguous.
 static __global__ void __launch_bounds__(ADAMW_THREADS)
     adamw_kernel(float *master, bf16 *weights, float *m, float *v, const float *grads, const uint32_t *decay_bits,
-                 const ClipState *clip, float lr, float beta1, float beta2, float eps, float decay, float correction1,
+                 float scale, float lr, float beta1, float beta2, float eps, float decay, float correction1,
                  float correction2, int64_t groups) {
-  if (clip && clip->skip) return;
-  float scale = clip ? clip->scale : 1.0f;
   int64_t first = (int64_t)blockIdx.x * (2 * ADAMW_THREADS) + threadIdx.x;
   float4 g[2], fm[2], fv[2], w[2];
 #pragma unroll
@@ -76,17 +68,16 @@ static __global__ void __launch_bounds__(ADAMW_THREADS)
 }
 
 // master, m, v [n] fp32 are updated and weights [n] bf16 written (NULL: not) from grads [n]. decay_bits of
-// adamw_decay_words(n) words; clip NULL means no clipping and no skipping. n a multiple of 8.
+// adamw_decay_words(n) words. n a multiple of 8.
 static MAYBE_UNUSED void adamw_update(float *master, bf16 *weights, float *m, float *v, const float *grads,
-                                      const uint32_t *decay_bits, const ClipState *clip, AdamWSettings adamw, int64_t n,
-                                      cudaStream_t stream) {
+                                      const uint32_t *decay_bits, AdamWSettings adamw, int64_t n, cudaStream_t stream) {
   require_multiple("adamw_update", "the number of parameters of the arena", n, 8);
   if (n == 0) return;
   double correction1 = 1.0 / (1.0 - pow(adamw.beta1, (double)adamw.step));
   double correction2 = 1.0 / (1.0 - pow(adamw.beta2, (double)adamw.step));
   adamw_kernel<<<grid_size(ceil_div(n / 4, 2 * ADAMW_THREADS), "adamw_update"), ADAMW_THREADS, 0, stream>>>(
-      master, weights, m, v, grads, decay_bits, clip, adamw.lr, adamw.beta1, adamw.beta2, adamw.eps, adamw.weight_decay,
-      (float)correction1, (float)correction2, n / 4);
+      master, weights, m, v, grads, decay_bits, adamw.grad_scale, adamw.lr, adamw.beta1, adamw.beta2, adamw.eps,
+      adamw.weight_decay, (float)correction1, (float)correction2, n / 4);
   KERNEL_CHECK("adamw_update");
 }
 
@@ -150,22 +141,6 @@ static MAYBE_UNUSED void gradient_sum_squares(double *total, float *scratch, con
   KERNEL_CHECK("gradient_sum_squares");
   sum_partials_kernel<<<1, 1024, 0, stream>>>(total, partial, NORM_BLOCKS, accumulate);
   KERNEL_CHECK("gradient_sum_squares");
-}
-
-static __global__ void gradient_clip_kernel(ClipState *clip, const double *sum_squares, const double *loss,
-                                            float max_norm) {
-  double norm = sqrt(*sum_squares);
-  clip->norm = norm;
-  clip->skip = !isfinite(norm) || (loss && !isfinite(*loss));
-  clip->scale = max_norm > 0 && norm > max_norm ? (float)(max_norm / (norm + 1e-6)) : 1.0f;
-}
-
-// clip <- norm, scale and skip from the sum of squares and the loss (NULL: not looked at), all on the GPU. max_norm 0:
-// no clipping.
-static MAYBE_UNUSED void gradient_clip(ClipState *clip, const double *sum_squares, const double *loss, float max_norm,
-                                       cudaStream_t stream) {
-  gradient_clip_kernel<<<1, 1, 0, stream>>>(clip, sum_squares, loss, max_norm);
-  KERNEL_CHECK("gradient_clip");
 }
 
 static __global__ void weights_to_bf16_kernel(bf16 *weights, const float *master, int64_t groups) {

@@ -67,7 +67,7 @@ struct PrepareChannelLayout {
 };
 
 template <int K, bool GENERAL>
-__global__ __launch_bounds__(256, GENERAL ? 1 : 2) void delta_rule_prepare_channel_kernel(DeltaRuleArgs p) {
+__global__ __launch_bounds__(256, 2) void delta_rule_prepare_channel_kernel(DeltaRuleArgs p) {
   typedef PrepareChannelLayout<K> L;
   constexpr int LD = L::LD, LG = L::LG, PIECES = K / 8, SEGMENTS = 256 / K, ROWS = 64 / SEGMENTS;
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -363,9 +363,7 @@ __device__ __forceinline__ void add_scaled(RowPairs &sum, float (&dot)[2], const
 // A warp owns 16 key channels; a thread (g = lane / 4, t = lane % 4) channels 2g and 2g + 1 of them and, of every eight
 // rows, 2t and 2t + 1.
 template <int K, int FORM>
-__global__ __launch_bounds__(2 * K, FORM == CHANNEL_GENERAL
-                                        ? 1
-                                        : 2) void delta_rule_channel_gradients_kernel(DeltaRuleArgs p, int parts) {
+__global__ __launch_bounds__(2 * K, 2) void delta_rule_channel_gradients_kernel(DeltaRuleArgs p, int parts) {
   typedef ChannelGradientsLayout<K> L;
   constexpr int THREADS = 2 * K, WARPS = K / 16;
   constexpr bool GENERAL = FORM == CHANNEL_GENERAL;
