@@ -4,7 +4,7 @@
 # make train_gdncu     the CUDA trainer (needs nvcc; for the GPU that is here, else Hopper: GPU_ARCH=90a)      make test_gdncu   its check
 # make bench           speed of the CPU engine's parts, and of the GPU's kernels and models where there is one
 # make gpu-check       all that must be seen on a GPU, and dev/gpu_report.md from it; make lab builds the kernel lab
-# make gpu-report-check   is that report of these CUDA sources?
+# make gpu-report-check   does that report say that these CUDA sources are right?
 # make sanitize        the tests of readers and layers under AddressSanitizer and UBSan
 # make faults          kill -9, failing disks, damaged files, signals, planted breaks: the long form (faults-quick: a minute)
 # make modeling        gdn/hf_modeling.h again, after a change to gdn/modeling_train_gdn.py
