@@ -177,12 +177,16 @@ train_gdncu: $(CUDA_BUILD)/train_gdncu.o $(CUDA_OPS) $(NCCL_FLAGS)
 
 # test_gdn linked with the CUDA engine: every tensor and gradient against the CPU reference
 $(CUDA_BUILD)/engine_f64.o: train_gdn.c $(HEADERS) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
 	$(CC) $(TEST_CFLAGS) -DGDN_REAL_DOUBLE -c $< -o $@
 $(CUDA_BUILD)/engine_bf16.o: train_gdn.c $(HEADERS) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
 	$(CC) $(TEST_CFLAGS) -DGDN_EMULATE_BF16 -c $< -o $@
 $(CUDA_BUILD)/engine_f32.o: train_gdn.c $(HEADERS) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
 	$(CC) $(TEST_CFLAGS) -c $< -o $@
 $(CUDA_BUILD)/test_gdncu.o: test_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
 	$(CC) $(TEST_CFLAGS) -DWITH_CUDA -c $< -o $@
 test_gdncu: $(CUDA_BUILD)/test_gdncu.o $(CUDA_BUILD)/engine_cuda.o $(CUDA_OPS) $(CUDA_BUILD)/engine_f32.o $(CUDA_BUILD)/engine_f64.o $(CUDA_BUILD)/engine_bf16.o
 	$(NVCC) $(NVFLAGS) $^ -o $@ $(CUDA_LIBS)
