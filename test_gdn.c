@@ -733,7 +733,7 @@ static void count_error(const char *tensor, double part_of_limit, const char *at
 
 static void print_errors(void) {
   for (int k = 0; k < n_kinds; k++)
-    printf("cuda tensor %-22s %5d compared  error / limit %.2f at %s\n", kinds[k].kind, kinds[k].compared,
+    printf("cuda tensor %-24s %4d compared  error / limit %.2f at %s\n", kinds[k].kind, kinds[k].compared,
            kinds[k].worst, kinds[k].at);
 }
 
