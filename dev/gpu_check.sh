@@ -10,7 +10,7 @@
 #                                report    dev/gpu_report.md from what the parts have left in $PARTS
 #   dev/gpu_check.sh hash        the hash of the CUDA sources, comments and white space left out
 #   dev/gpu_check.sh verdict     0 when right, lab and sanitize in dev/gpu_report.md are of these sources and clean, else 1;
-#                                names the sections that are of earlier sources
+#                                names the sections that are of others
 # PROGRAMS: folder of train_gdncu, test_gdncu and the labs (default: where make puts them). PARTS: folder of the parts'
 # results (default build/gpu_check).
 set -u

@@ -65,8 +65,11 @@ def write(report, parts, now):
     kept = read_report(report)
     found = read_parts(parts)
     for name, section in kept.items():  # the parts' folder is in no clone: what it lacks, or has only older, stays
-        if name not in found or found[name].date < section.date:
-            found[name] = section
+        if name in found and found[name].date and found[name].date < section.date:
+            print(f"{name}: {parts} has one of {found[name].date}, older than the report's, which stays")
+        elif name in found:
+            continue
+        found[name] = section
     names = [n for n in ORDER if n in found] + [n for n in found if n not in ORDER]
     out = [
         "# What was checked and measured on a GPU",
@@ -80,7 +83,7 @@ def write(report, parts, now):
     ]
     for name in names:
         section = found[name]
-        which = "these" if section.sources == now else "earlier ones"
+        which = "these" if section.sources == now else "others"
         out.append(f"    {name:9s} {section.date or 'no date':11s} {section.sources or 'not named':17s} {which}")
     for name in names:
         out += ["", f"## {name}", ""] + [("    " + line).rstrip() for line in found[name].lines]
@@ -123,7 +126,7 @@ def verdict(report, now):
             wrong += wrong_with(name, sections[name], [start.strip() for part, start in needed if part == name], now)
         else:
             wrong.append(f"no section {name}")
-    older = [f"{n} measured on earlier sources ({s.age()})" for n, s in sections.items() if n not in JUDGED and s.sources != now]
+    older = [f"{n} is of other CUDA sources ({s.age()})" for n, s in sections.items() if n not in JUDGED and s.sources != now]
     if wrong:
         print(f"{report} does not say that these CUDA sources ({now}) are right: make gpu-check on a GPU writes it anew")
     else:

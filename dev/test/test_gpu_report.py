@@ -123,10 +123,10 @@ def test_sources_changed():
     out = c.run("verdict", want=1)
     for name in ("right", "lab", "sanitize"):
         check(f"{name} is of other CUDA sources (2026-12-01, sources {old})" in out, out)
-    check("models measured on earlier sources (2026-12-01, sources " + old in out, out)
+    check("models is of other CUDA sources (2026-12-01, sources " + old in out, out)
     c.run("report")  # the same parts, put together anew: still what they are of
     check(c.run("verdict", want=1) == out, "a new report of old parts is judged otherwise")
-    check(re.search(rf"^    right +2026-12-01 +{old} +earlier ones$", c.text(), re.M), c.text()[:900])
+    check(re.search(rf"^    right +2026-12-01 +{old} +others$", c.text(), re.M), c.text()[:900])
 
 
 def test_only_measurements_are_old():
@@ -138,8 +138,8 @@ def test_only_measurements_are_old():
     c.put("parts/bench.txt", "NVIDIA H200\n2026-11-02, sources of an earlier commit\nrmsnorm 75.5 us\n")
     c.run("report")
     out = c.run("verdict")
-    check("warning: models measured on earlier sources (2026-11-01, sources 0123456789abcdef)" in out, out)
-    check("warning: bench measured on earlier sources (2026-11-02, sources not named)" in out, out)
+    check("warning: models is of other CUDA sources (2026-11-01, sources 0123456789abcdef)" in out, out)
+    check("warning: bench is of other CUDA sources (2026-11-02, sources not named)" in out, out)
     check(out.count("warning") == 2, out)
 
 
@@ -152,7 +152,8 @@ def test_parts_that_are_not_there_stay():
     os.mkdir(c.parts)
     c.part("models", "new numbers\n", date="2026-12-02")
     c.put("parts/curves.txt", "NVIDIA H200\n2026-11-30, sources 0123456789abcdef\nolder than the report's\n")
-    c.run("report")
+    out = c.run("report")
+    check("curves:" in out and "2026-11-30, older than the report's" in out, out)
     text = c.text()
     check("new numbers" in text and "what models says" not in text, "the new part is not in the report")
     check("what curves says" in text and "older than" not in text, "an older part took a section's place")
