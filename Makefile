@@ -4,7 +4,7 @@
 # make train_gdncu     the CUDA trainer (needs nvcc; for the GPU that is here, else Hopper: GPU_ARCH=90a)      make test_gdncu   its check
 # make bench           speed of the CPU engine's parts, and of the GPU's kernels and models where there is one
 # make gpu-check       all that must be seen on a GPU, and dev/gpu_report.md from it; make lab builds the kernel lab
-# make gpu-report-check   is that report of these CUDA sources?
+# make gpu-report-check   does that report say that these CUDA sources are right?
 # make sanitize        the tests of readers and layers under AddressSanitizer and UBSan
 # make faults          kill -9, failing disks, damaged files, signals, planted breaks: the long form (faults-quick: a minute)
 # make modeling        gdn/hf_modeling.h again, after a change to gdn/modeling_train_gdn.py
@@ -177,12 +177,16 @@ train_gdncu: $(CUDA_BUILD)/train_gdncu.o $(CUDA_OPS) $(NCCL_FLAGS)
 
 # test_gdn linked with the CUDA engine: every tensor and gradient against the CPU reference
 $(CUDA_BUILD)/engine_f64.o: train_gdn.c $(HEADERS) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
 	$(CC) $(TEST_CFLAGS) -DGDN_REAL_DOUBLE -c $< -o $@
 $(CUDA_BUILD)/engine_bf16.o: train_gdn.c $(HEADERS) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
 	$(CC) $(TEST_CFLAGS) -DGDN_EMULATE_BF16 -c $< -o $@
 $(CUDA_BUILD)/engine_f32.o: train_gdn.c $(HEADERS) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
 	$(CC) $(TEST_CFLAGS) -c $< -o $@
 $(CUDA_BUILD)/test_gdncu.o: test_gdn.c dev/test/check_report.h $(HEADERS) $(DEPS)
+	@mkdir -p $(CUDA_BUILD)
 	$(CC) $(TEST_CFLAGS) -DWITH_CUDA -c $< -o $@
 test_gdncu: $(CUDA_BUILD)/test_gdncu.o $(CUDA_BUILD)/engine_cuda.o $(CUDA_OPS) $(CUDA_BUILD)/engine_f32.o $(CUDA_BUILD)/engine_f64.o $(CUDA_BUILD)/engine_bf16.o
 	$(NVCC) $(NVFLAGS) $^ -o $@ $(CUDA_LIBS)

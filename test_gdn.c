@@ -4,8 +4,8 @@
 // against token-by-token recurrences, are in dev/test/test_layers.c.
 //
 // Exit status 0 when everything passed; the last line counts passed, failed, skipped. --plant N runs the gradient
-// checks with one wrong term planted in the backward pass and succeeds only if they notice. test_gdncu --only WORD runs
-// the cases whose names hold the word.
+// checks with one wrong term planted in the backward pass and succeeds only if they notice. test_gdncu --only WORDS
+// runs the cases whose names, as they are printed, hold the words: --only kda, --only "mamba2 gdn swa B=2 T=65".
 
 #include <omp.h>
 #include <pthread.h>
@@ -466,6 +466,80 @@ static void test_documents(void) {
     }
 }
 
+// Other tokens in the rest of a batch, in its row and in the other one, change no bit of a document's logits nor of the
+// gradients of its loss, wherever in chunks and tiles it begins and ends; on the CPU and on the GPU (field_cases: a
+// document of one token, two borders in a chunk, a border at 64, a row that begins with one).
+static void test_documents_apart(const EngineApi *api, const char *name, Config c) {
+  enum { B = 2, T = 200, N = B * T, DOCUMENTS = 3 };
+  static const int borders[][DOCUMENTS + 1] = {{0, 37, 88, T}, {0, 64, 65, T}, {0, 1, 2, T}, {0, 126, 127, T}};
+  c.boundary_reset = 1, c.bos = 0;
+  Model m = model_make(c, 52);
+  const int V = c.vocab, half = V / 2;
+  int32_t *tokens = (int32_t *)alloc_array(N, sizeof *tokens, "test"),
+          *targets = (int32_t *)alloc_array(N, sizeof *tokens, "test");
+  double *logits[2], *grads[2], loss[2];
+  for (int r = 0; r < 2; r++)
+    logits[r] = (double *)alloc_array((int64_t)N * V, sizeof(double), "test"),
+    grads[r] = (double *)alloc_array(m.t.total, sizeof(double), "test");
+  Engine *e = engine_make(api, &m, B, T, 1, 0);
+  for (int k = 0; k < 4; k++)
+    for (int d = 0; d < DOCUMENTS; d++) {
+      const int begin = borders[k][d], end = borders[k][d + 1];
+      // the document's ids lie above those of the rest, so that each row of the embedding's gradient is of one of them
+      for (int n = 0; n < N; n++) {
+        const int inside = n >= begin && n < end;
+        uint64_t draw = random_bits(53, 0, (uint64_t)n);
+        tokens[n] = inside ? half + (int32_t)(draw % (uint64_t)(V - half)) : 1 + (int32_t)(draw % (uint64_t)(half - 1));
+        targets[n] = inside ? (int32_t)(random_bits(53, 1, (uint64_t)n) % (uint64_t)V) : -1;
+      }
+      for (int i = 0; i < DOCUMENTS; i++) tokens[borders[k][i]] = tokens[T + borders[k][i]] = c.bos;
+      for (int r = 0; r < 2; r++) {
+        // the rest backwards: other tokens at nearly every place, each as often as before, so that the sorted tokens,
+        // by which the embedding's gradient is summed, lie as they did
+        for (int i = 0, j = N - 1; r && i < j;) {
+          if ((i >= begin && i < end) || tokens[i] == c.bos)
+            i++;
+          else if ((j >= begin && j < end) || tokens[j] == c.bos)
+            j--;
+          else {
+            int32_t swap = tokens[i];
+            tokens[i++] = tokens[j], tokens[j--] = swap;
+          }
+        }
+        loss[r] = api->forward(e, tokens, targets, B, T, 0);
+        api->activation(e, "logits", logits[r], (int64_t)N * V);
+        api->zero_grad(e);
+        api->backward(e, 1.0 / (end - begin));
+        api->read64(e, ARENA_GRAD, 0, m.t.total, grads[r]);
+      }
+      int64_t differ = 0, changed = 0;
+      double norm = 0;
+      for (int64_t i = 0; i < (int64_t)N * V; i++)
+        if (i >= (int64_t)begin * V && i < (int64_t)end * V)
+          differ += !(logits[0][i] == logits[1][i]);
+        else
+          changed += logits[0][i] != logits[1][i];
+      check(differ == 0 && loss[0] == loss[1],
+            "%s: %lld of %d logits of the document at %d to %d depend on what lies outside it", name, (long long)differ,
+            (end - begin) * V, begin, end);
+      check(changed > (int64_t)(N - (end - begin)) * V / 2, "%s: the rest of the batch has kept its logits", name);
+      for (int i = 0; i < m.t.n; i++) {
+        const ParamSpec *s = &m.t.specs[i];
+        differ = 0;
+        // by value: a zero of another sign is the same gradient
+        for (int64_t j = s->offset; j < s->offset + s->count; j++)
+          differ += !(grads[0][j] == grads[1][j]), norm += grads[0][j] * grads[0][j];
+        check(differ == 0,
+              "%s: gradient of %s from the document at %d to %d: %lld of %lld depend on what lies outside it", name,
+              s->name, begin, end, (long long)differ, (long long)s->count);
+      }
+      check(norm > 0 && isfinite(norm), "%s: the document at %d to %d has a gradient of %g", name, begin, end, norm);
+    }
+  api->destroy(e);
+  for (int r = 0; r < 2; r++) free(logits[r]), free(grads[r]);
+  free(tokens), free(targets), model_free(&m);
+}
+
 // ----------------------------------------------------------------------------
 // AdamW, accumulation, padding
 
@@ -624,7 +698,44 @@ static void test_first_loss(void) {
 
 #ifdef WITH_CUDA
 
-static const char *only;  // --only WORD: the cases whose names hold it
+static const char *only;  // --only WORDS: the cases whose names hold them
+
+static int wanted(const char *name) { return !only || strstr(name, only) != NULL; }
+
+// The largest error of each kind of tensor (layers taken together) as a part of its limit, over all cases.
+static struct {
+  char kind[64], at[96];
+  double worst;
+  int compared;
+} kinds[160];
+static int n_kinds;
+
+// at: the case. `model.layers.3.attn.q_proj.weight` and `layers.3.o` are of the kinds attn.q_proj.weight and o.
+static void count_error(const char *tensor, double part_of_limit, const char *at) {
+  const char *kind = tensor, *layer = strstr(tensor, "layers.");
+  int k = 0;
+  if (layer) {
+    kind = layer + strlen("layers.");
+    while (*kind && *kind != '.') kind++;
+    kind += *kind == '.';
+  }
+  while (k < n_kinds && strcmp(kinds[k].kind, kind)) k++;
+  if (k == n_kinds) {
+    if (!check(n_kinds < (int)(sizeof kinds / sizeof *kinds), "more kinds of tensors than the table takes")) return;
+    n_kinds++, snprintf(kinds[k].kind, sizeof kinds[k].kind, "%s", kind), kinds[k].worst = -1;
+  }
+  kinds[k].compared++;
+  if (!(part_of_limit <= kinds[k].worst)) {  // not finite: counts as the largest
+    kinds[k].worst = part_of_limit;
+    snprintf(kinds[k].at, sizeof kinds[k].at, "%s", at);
+  }
+}
+
+static void print_errors(void) {
+  for (int k = 0; k < n_kinds; k++)
+    printf("cuda tensor %-24s %4d compared  error / limit %.2f at %s\n", kinds[k].kind, kinds[k].compared,
+           kinds[k].worst, kinds[k].at);
+}
 
 // Gates of a case: as model_make draws them, decays of 1 and e^-76 by turns of the heads, or (per channel) one channel
 // of 64 at 1e-12 a token beside others at about 0.99.
@@ -655,7 +766,9 @@ static void model_round_matrices(Model *m) {
 // Every activation and gradient: at most twice the error that the CPU engine makes when it rounds to bf16 where the GPU
 // does, plus one rounding of bf16 (2^-8) for what that engine happens to hit exactly.
 static void test_cuda(const char *name, Config c, int B, int T, Gates gates) {
-  if (only && !strstr(name, only)) return;
+  char label[96];
+  snprintf(label, sizeof label, "%s B=%d T=%d", name, B, T);
+  if (!wanted(label)) return;
   const EngineApi *apis[3] = {&engine_cpu_f64, &engine_cpu_bf16, &engine_cuda};
   Model m = model_make(c, 91);
   for (int i = 0; i < m.t.n; i++) {
@@ -726,6 +839,7 @@ static void test_cuda(const char *name, Config c, int B, int T, Gates gates) {
     double emulated = relative_error(kept[1][k], kept[0][k], n), found = relative_error(kept[2][k], kept[0][k], n),
            limit = 2 * emulated + 0.004;
     check(found <= limit, "%s B=%d T=%d: activation %s off by %.3g, limit %.3g", name, B, T, names[k], found, limit);
+    count_error(names[k], found / limit, label);
     if (found / limit > worst) worst = found / limit, worst_name = names[k];
   }
   for (int i = 0; i < m.t.n; i++) {
@@ -741,6 +855,7 @@ static void test_cuda(const char *name, Config c, int B, int T, Gates gates) {
     // two draws of an error, which few elements or few tokens average badly
     double limit = (2 + 4 / sqrt((double)s->count) + 2 / sqrt((double)B * T)) * emulated + 0.004;
     check(found <= limit, "%s B=%d T=%d: gradient of %s off by %.3g, limit %.3g", name, B, T, s->name, found, limit);
+    count_error(s->name, found / limit, label);
     if (found / limit > worst) worst = found / limit, worst_name = s->name;
   }
   double loss_limit = 2 * fabs(loss[1] - loss[0]) + 1e-3 * fabs(loss[0]);
@@ -755,7 +870,9 @@ static void test_cuda(const char *name, Config c, int B, int T, Gates gates) {
 
 // 20 steps of AdamW from the same weights: the losses of the GPU stay as near to the double reference as bf16 does.
 static void test_cuda_steps(const char *name, Config c) {
-  if (only && !strstr(name, only)) return;
+  char label[96];
+  snprintf(label, sizeof label, "%s 20 steps", name);
+  if (!wanted(label)) return;
   const EngineApi *apis[3] = {&engine_cpu_f64, &engine_cpu_bf16, &engine_cuda};
   enum { B = 4, T = 130 };
   Model m = model_make(c, 95);
@@ -804,6 +921,7 @@ static void *read_all_behind(void *arg) {
 // The copy for a save, taken by another thread while forward and backward run, holds the bits of after the update.
 static void test_cuda_read_behind(void) {
   enum { B = 4, T = 256 };
+  if (!wanted("read behind")) return;
   const EngineApi *api = &engine_cuda;
   Config c = cuda_config("gdn", 2, 2, 64, 64);
   c.ff = 8192;
@@ -894,6 +1012,9 @@ static void test_cuda_variants(const int *lengths) {
 static void test_cuda_recompute(const char *pattern, int ff, int documents) {
   const EngineApi *api = &engine_cuda;
   enum { B = 2, T = 200, N = B * T };
+  char label[96];
+  snprintf(label, sizeof label, "%s recompute", pattern);
+  if (!wanted(label)) return;
   Config c = cuda_config(pattern, 2, 2, 64, 64);
   c.ff = ff, c.boundary_reset = documents, c.bos = 0;
   Model m = model_make(c, 93);
@@ -948,6 +1069,7 @@ static void test_cuda_recompute(const char *pattern, int ff, int documents) {
 // The engine's own count of its memory against what it allocates.
 static void test_cuda_memory_bytes(void) {
   static const char *const patterns[] = {"gdn", "gdn2 swa", "mamba2 attn"};
+  if (!wanted("memory bytes")) return;
   for (int p = 0; p < 3; p++)
     for (int train = 0; train < 2; train++)
       for (int r = 0; r < RECOMPUTE_COUNT; r++) {
@@ -970,6 +1092,7 @@ static void test_cuda_memory_bytes(void) {
 // The forecast of the activations, kind by kind, against the CUDA engine's own count: 1%, and 1 MiB for partial sums
 // that the forecast leaves out and for arrays that end at multiples of 256 bytes. Needs no GPU.
 static void test_cuda_forecast(void) {
+  if (!wanted("forecast")) return;
   for (int p = 0; p < preset_count; p++)
     for (int r = 0; r < RECOMPUTE_COUNT; r++)
       for (int size = 0; size < 3; size++) {
@@ -1003,7 +1126,14 @@ static void test_cuda_all(int quick) {
   static const int dims[][2] = {{64, 64}, {128, 128}, {128, 256}, {192, 384}, {256, 256}, {256, 512}};
   for (int i = 0; i < 12; i++) {
     test_cuda("gdn", cuda_config("gdn", 2, 2, 64, 64), 2, lengths[i], 0);
-    if (!quick) test_cuda("mamba2 gdn swa", cuda_config("mamba2 gdn swa", 2, 2, 64, 128), 2, lengths[i], 0);
+    if (quick) continue;
+    test_cuda("mamba2 gdn swa", cuda_config("mamba2 gdn swa", 2, 2, 64, 128), 2, lengths[i], 0);
+    // a window of less than a tile of 64 keys: lengths below, around and far above it
+    static const char *const patterns[] = {"gdn swa", "mamba2", "mamba2 swa", "attn"};
+    for (int p = 0; p < 4; p++) {
+      Config c = cuda_config(patterns[p], 2, 2, 64, 64);
+      c.window = 60, test_cuda(patterns[p], c, 2, lengths[i], 0);
+    }
   }
   for (int i = 0; i < 6; i++) {
     char name[64];
@@ -1025,8 +1155,8 @@ static void test_cuda_all(int quick) {
   c = cuda_config("gdn", 2, 2, 64, 64), c.decay = 0, test_cuda("gdn no decay", c, 2, 129, 0);
   c = cuda_config("gdn swa", 2, 2, 64, 64), c.ff = 0, test_cuda("gdn swa no MLP", c, 2, 129, 0);
   c = cuda_config("mamba2", 2, 2, 64, 64), c.mamba_state = 128, test_cuda("mamba2 (128)", c, 2, 129, 0);
-  c = cuda_config("attn", 2, 2, 64, 64), test_cuda("attn", c, 2, 289, 0);
-  c.attn_heads = 4, c.attn_kv_heads = 2, test_cuda("attn grouped", c, 2, 129, 0);
+  c = cuda_config("attn", 2, 2, 64, 64), c.attn_heads = 4, c.attn_kv_heads = 2;
+  test_cuda("attn grouped", c, 2, 129, 0);
   c = cuda_config("swa", 2, 2, 64, 64), c.attn_heads = c.attn_kv_heads = 1, c.attn_head_dim = 128;
   static const int windows[] = {1, 63, 129, 128, 60, 300};
   for (int i = 0; i < 6; i++) {
@@ -1051,6 +1181,15 @@ static void test_cuda_all(int quick) {
   test_cuda("gdn2 kda documents", c, 2, 129, 0);
   c = cuda_config("mamba2 gdn swa", 2, 2, 64, 64), c.boundary_reset = 1, c.bos = 0,
   test_cuda("h2 documents", c, 2, 129, 0);
+  for (int p = 0; p < ALL_PATTERNS; p++) {
+    char name[96];
+    snprintf(name, sizeof name, "%s documents apart", all_patterns[p]);
+    if (!wanted(name)) continue;
+    c = cuda_config(all_patterns[p], 2, 2, 64, 64);
+    test_documents_apart(&engine_cuda, name, c);
+    c.head_k = c.head_v = 128, c.v_heads = 4, c.window = 60, test_documents_apart(&engine_cuda, name, c);
+    printf("cuda %-28s compared\n", name);
+  }
   test_cuda_variants(lengths);
   test_cuda_memory_bytes();
   static const char *const recomputed[] = {"gdn gdn",       "gdn2 gdn2", "kda deltanet",
@@ -1099,6 +1238,7 @@ int main(int argc, char **argv) {
   test_cuda_forecast();
   if (argc > 1 && !strcmp(argv[1], "--forecast")) return report_end();  // all that needs no GPU
   test_cuda_all(quick);
+  print_errors();
   if (only) check(checks_passed + checks_failed > 0, "no case's name holds \"%s\"", only);
   return report_end();
 #else
@@ -1110,6 +1250,8 @@ int main(int argc, char **argv) {
   test_pieces();
   test_rows_threads_future();
   test_documents();
+  for (int p = 0; p < ALL_PATTERNS; p++)
+    test_documents_apart(&engine_cpu_f32, all_patterns[p], small_config(all_patterns[p]));
   test_update();
   test_training("gdn", 2.77), test_training("gdn2", 2.77), test_training("kda", 5), test_training("mamba2", 2.77);
   test_first_loss();

@@ -3,13 +3,14 @@
 # the programs and runs all parts.
 #   dev/gpu_check.sh PART...     right     the CUDA engine against the CPU reference: every activation and gradient
 #                                lab       each kernel against loops in double, odd sizes, poisoned buffers
-#                                sanitize  compute-sanitizer on the labs: memcheck, racecheck, initcheck
+#                                sanitize  compute-sanitizer: memcheck, racecheck, initcheck on the labs, memcheck on the engine
 #                                bench     each kernel's time beside its floor
 #                                models    whole training steps: tokens/s, MFU, memory (DATA: a glob of token shards)
 #                                input     a machine that cannot be used: one line, exit code 3 or 6
 #                                report    dev/gpu_report.md from what the parts have left in $PARTS
 #   dev/gpu_check.sh hash        the hash of the CUDA sources, comments and white space left out
-#   dev/gpu_check.sh verdict     0 when dev/gpu_report.md is of these sources, 1 when they have changed since
+#   dev/gpu_check.sh verdict     0 when right, lab and sanitize in dev/gpu_report.md are of these sources and clean, else 1;
+#                                names the sections that are of others
 # PROGRAMS: folder of train_gdncu, test_gdncu and the labs (default: where make puts them). PARTS: folder of the parts'
 # results (default build/gpu_check).
 set -u
@@ -24,7 +25,7 @@ source_hash() {
   python3 - train_gdn.cu gdn/cuda/* <<'PY'
 import hashlib, re, sys
 text = ""
-for path in sys.argv[1:]:
+for path in sorted(sys.argv[1:]):  # a shell's order depends on its locale
     code = open(path, encoding="utf-8").read()
     # a string or character as it is, a comment as nothing
     code = re.sub(r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|//[^\n]*|/\*.*?\*/', lambda m: m.group(1) or "", code, flags=re.S)
@@ -40,12 +41,17 @@ failed=0
 worst_of_cases() {
   sed -n 's/^cuda \(.*[^ ]\) *B=\([0-9]*\) T=\([0-9]*\) *worst error \/ limit \([0-9.]*\) (\(.*\))$/\1|\4|\2 x \3|\5/p' "$1" |
     awk -F'|' '{ n[$1]++; if ($2 + 0 >= most[$1] + 0) { most[$1] = $2; at[$1] = $3; of[$1] = $4 } }
-      END { for (c in n) printf "%-34s %3d shapes  error / limit %.2f at %-9s %s\n", c, n[c], most[c], at[c], of[c] }' | sort
+      END { for (c in n) printf "%-34s %3d shapes  error / limit %.2f at %-9s %s\n", c, n[c], most[c], at[c], of[c] }' | LC_ALL=C sort
 }
 part_right() {
   timeout 450 "$(program test_gdncu)" >"$parts/right.log" 2>&1 || failed=1
   grep FAILED "$parts/right.log" | head -5
-  { counted "$parts/right.log"; worst_of_cases "$parts/right.log"; } | say
+  {
+    counted "$parts/right.log"
+    worst_of_cases "$parts/right.log"
+    echo "the same by tensor, layers taken together, over all cases"
+    sed -n 's/^cuda tensor //p' "$parts/right.log"
+  } | say
 }
 part_lab() {
   for lab in $labs; do
@@ -56,28 +62,40 @@ part_lab() {
 }
 sanitize_one() { # sanitize_one LAB TOOL: one line; status 1 with findings
   # barriers of a part of a block, and those of hardware copies, are not known to racecheck: built without them for it
-  local name=$1 log=$parts/sanitize-$1-$2.log mode=${3:-small} result
-  if [ "$2" = racecheck ] && [ -x "$(program "$1-racecheck")" ]; then name=$1-racecheck; fi
-  timeout "${SANITIZE_LIMIT:-240}" compute-sanitizer --tool "$2" "$(program "$name")" "$mode" >"$log" 2>&1
-  local code=$?
+  local name=$1 tool=$2 mode=$3 log result code
+  log=$parts/sanitize-$1-${3//[^a-z0-9]/_}-$2.log
+  if [ "$tool" = racecheck ] && [ -x "$(program "$1-racecheck")" ]; then name=$1-racecheck; fi
+  set -- "$mode"
+  if [ "$name" = test_gdncu ]; then set -- --only "$mode"; fi
+  timeout "${SANITIZE_LIMIT:-240}" compute-sanitizer --tool "$tool" "$(program "$name")" "$@" >"$log" 2>&1
+  code=$?
   result=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/=* *//')
-  if [ $code = 124 ]; then
+  if [ "$code" = 124 ]; then
     result="stopped after ${SANITIZE_LIMIT:-240} s, $(grep -cE '^=+ +(Invalid|Error:|Uninit|Warning:|Race)' "$log") findings until then"
+  elif [ "$code" != 0 ] || [ -z "$result" ]; then
+    result="exit code $code: ${result:-$(tail -1 "$log" | cut -c1-80)}"
   fi
-  printf '%-18s %-8s %-9s %s\n' "$1" "$mode" "$2" "${result:-no summary, exit code $code: $(tail -1 "$log" | cut -c1-80)}"
-  case $result in *" 0 errors"* | *" 0 hazards"* | *", 0 findings"*) return 0 ;; *) return 1 ;; esac
+  printf '%-18s %-8s %-9s %s\n' "${name%-racecheck}" "$mode" "$tool" "$result"
+  case $result in "ERROR SUMMARY: 0 errors"* | "RACECHECK SUMMARY: 0 hazards"*) return 0 ;; *) return 1 ;; esac
 }
-part_sanitize() {
-  export -f sanitize_one program && export parts
-  for lab in ${LABS:-${labs/matmul/}}; do  # matmul's kernels are cuBLASLt's
+sanitize_list() { # lines `LAB TOOL MODE`; of the engine's test the mode is the one case that is run
+  for lab in $labs; do
+    [ "$lab" != matmul ] || continue  # matmul's kernels are cuBLASLt's
     for tool in memcheck racecheck initcheck; do
       echo "$lab $tool small"
       if [ "$lab" = delta_rule ]; then echo "$lab $tool general"; fi
     done
-  done >"$parts/sanitize.list"
+  done
+  # whole steps, forward and backward, of every kind of mixer; memcheck only: cuBLASLt's kernels run here, too
+  echo 'test_gdncu memcheck "mamba2 gdn swa B=2 T=65"'
+  echo 'test_gdncu memcheck "gdn2 kda documents B=2 T=129"'
+}
+part_sanitize() { # LABS: only these
+  export -f sanitize_one program && export parts
+  sanitize_list | { if [ -n "${LABS:-}" ]; then grep -E "^(${LABS// /|}) "; else cat; fi; } >"$parts/sanitize.list"
   # several at a time: nothing is timed here
   xargs -P "${JOBS:-6}" -L 1 bash -c 'sanitize_one "$@" || exit 1' _ <"$parts/sanitize.list" >"$parts/sanitize.lines" || failed=1
-  sort "$parts/sanitize.lines" | say
+  LC_ALL=C sort "$parts/sanitize.lines" | say
 }
 part_bench() {
   for lab in $labs; do
@@ -89,45 +107,31 @@ part_models() {
   list=${LIST:-dev/bench/models.txt}
   dev/bench/bench_gpu.sh "${DATA:?a glob of token shards}" "$(program train_gdncu)" <"$list" | say
   grep -q 'ended:' "$out" && failed=1
-  awk 'NR > 1 && NF == 9 && $2 ~ /^[0-9]+$/ { gsub(",", "", $5)
-    printf "THROUGHPUT preset=%s gpus=1 B=%s T=%s ms=%s tok_s=%s mfu=%s floor_pct=%s peak_gib=%s first_step_s=%s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 }' \
+  awk 'NF == 10 && $2 ~ /^[0-9]+$/ { gsub(",", "", $5)
+    printf "THROUGHPUT preset=%s gpus=1 B=%s T=%s ms=%s tok_s=%s mfu=%s floor_pct=%s peak_gib=%s first_step_s=%s first_step_warm_s=%s\n",
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10 }' \
     "$out" >"$parts/throughput.txt"
   say <"$parts/throughput.txt"
 }
 part_input() { dev/test/check_gpu_input.sh "$(program train_gdncu)" 2>&1 | say; [ "${PIPESTATUS[0]}" = 0 ] || failed=1; }
-part_report() {
-  {
-    echo "# What was checked and measured on a GPU"
-    echo
-    echo "Written by \`dev/gpu_check.sh report\` from what the parts below have printed, each with the command \`dev/gpu_check.sh PART\`."
-    echo "\`ranks\` and \`curves\` hold what the scripts that they name printed. What the numbers mean and what bounds them: dev/doc/gpu.md."
-    echo
-    echo "    sources  $(source_hash)   (train_gdn.cu and gdn/cuda, comments and white space left out)"
-    for part in right lab sanitize models bench input ranks curves; do
-      [ -s "$parts/$part.txt" ] || continue
-      echo
-      echo "## $part"
-      echo
-      sed 's/^/    /; s/[ ]*$//' "$parts/$part.txt"
-    done
-  } >"$report.new" && mv "$report.new" "$report"
-  echo "$report written"
+part_report() { dev/gpu_report.py write "$report" "$parts" "$(source_hash)"; }
+needed() { # what the report must have for its verdict: a line for each lab, and for each pair of lab and tool
+  for lab in $labs; do echo "lab $lab"; done
+  sanitize_list | tr -d '"' | sed 's/^\([^ ]*\) \([^ ]*\) \(.*\)/sanitize \1 \3 \2/'
 }
 
 case ${1:-} in
 hash) source_hash && exit ;;
 verdict)
-  found=$(sed -n 's/^ *sources  \([0-9a-f]*\) .*/\1/p' "$report" | head -1) now=$(source_hash)
-  if [ "$found" = "$now" ]; then echo "$report is of these CUDA sources ($now)" && exit 0; fi
-  echo "$report is of other CUDA sources (${found:-none named}, now $now): make gpu-check on a GPU writes it anew"
-  exit 1
+  needed | dev/gpu_report.py verdict "$report" "$(source_hash)"
+  exit $?
   ;;
-'' | -h | --help) sed -n '2,18p' "$0" | sed 's/^# \{0,1\}//' && exit 0 ;;
+'' | -h | --help) sed -n '2,/^set/{s/^# \{0,1\}//p}' "$0" && exit 0 ;;
 esac
 mkdir -p "$parts"
 for part in "$@"; do
   case $part in right | lab | sanitize | bench | models | input | report) ;; *) echo "gpu_check.sh: no part '$part'; see --help" >&2 && exit 2 ;; esac
-  out=$parts/$part.txt
+  out=$parts/$part.new  # a part that is interrupted leaves what an earlier one found
   if [ "$part" != report ]; then
     {
       nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1
@@ -136,6 +140,7 @@ for part in "$@"; do
   fi
   start=$SECONDS
   "part_$part"
+  if [ "$part" != report ]; then mv "$out" "$parts/$part.txt"; fi
   echo "-- $part: $((SECONDS - start)) s"
 done
 if [ $failed != 0 ]; then echo "gpu_check: something failed"; fi

@@ -8,33 +8,31 @@
 # RANKS, EXTRA, SMALL: another number of ranks, more options, and 1 for a machine without GPUs (the script itself is tried so).
 data=$1 program=${2:-./train_gdncu} steps=${STEPS:-4} ranks=${RANKS:-2} work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. "$(dirname "$0")/watch_run.sh"
+run_pid=0  # by watch_run
 
 memory() { if [ -n "$SMALL" ]; then echo 0; else nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | sort -n | tail -1; fi; }
 
 # measure NAME RANKS MODEL BATCH SEQ MICRO-BATCHES: runs until enough steps are logged; leaves NAME.mem
 measure() {
-  local out=$work/$1 n=$2 pid count=0
+  local out=$work/$1 n=$2
   shift 2
   # shellcheck disable=SC2086
   set -- --model "$1" --train "$data" --val '' --batch "$2" --seq-len "$3" --total-batch $(($2 * $3 * $4 * n)) --steps 1000 \
     --eval-every 0 --save-every 1000000 --log-every 1 $EXTRA --out "$out"
-  if [ "$n" = 1 ]; then
-    "$program" "$@" >"$out.log" 2>&1 </dev/null &
-  else
-    setsid mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$n" "$program" "$@" >"$out.log" 2>&1 </dev/null &
-  fi
-  pid=$!
-  while kill -0 $pid 2>/dev/null && [ "$count" -lt "$steps" ]; do
-    sleep 0.2
-    count=$(cat "$out/log.jsonl" 2>/dev/null | grep -c '"kind":"step"')
-  done
+  local command=("$program")
+  if [ "$n" != 1 ]; then command=(setsid mpirun --allow-run-as-root --oversubscribe --bind-to none -np "$n" "$program"); fi
+  watch_run "$out.log" "$out/log.jsonl" "$steps" "${command[@]}" "$@"
+  local ended=$?
   memory >"$out.mem"
-  if ! kill -0 $pid 2>/dev/null; then
+  if [ $ended != 0 ]; then
     echo "$(basename "$out") ended: $(grep error "$out.log" | head -1 | cut -c1-200)"
     return 1
   fi
-  if [ "$n" = 1 ]; then kill -9 $pid; else pkill -9 -f -- "--out $out\$"; fi
-  wait $pid 2>/dev/null
+  {
+    if [ "$n" = 1 ]; then kill -9 "$run_pid"; else pkill -9 -f -- "--out $out\$"; fi
+    wait "$run_pid"
+  } 2>/dev/null
   return 0
 }
 

@@ -186,8 +186,8 @@ static MAYBE_UNUSED void lab_begin(const char *title) {
   check_true("the comparison sees planted mistakes", right && !one && !nan && !scaled, "it does not");
 }
 
-// `--no-bench` leaves the timings out (for compute-sanitizer).
-// Is the lab asked to time its kernels? LAB [check | small | bench]; without a word: both.
+// Is the lab asked to time its kernels? LAB [check | small | bench]; without a word: both. small, for
+// compute-sanitizer, is check with fewer rows where the lab has many.
 static MAYBE_UNUSED bool lab_timing(int argc, char **argv) {
   std::string mode = argc > 1 ? argv[1] : "bench";
   if (argc > 2 || (mode != "check" && mode != "small" && mode != "bench"))

@@ -22,6 +22,7 @@ test_headers|dev/test/test_headers.sh
 test_fineweb|$python dev/test/test_fineweb.py
 test_prepare|$python dev/test/test_prepare.py
 test_run_scripts|$python dev/test/test_run_scripts.py
+test_gpu_report|$python dev/test/test_gpu_report.py
 test_tensorboard|$python dev/test/test_tensorboard.py
 test_tokenizer_python|$python dev/test/test_tokenizer.py
 test_shards|$build/test_shards

@@ -280,14 +280,16 @@ def whole_and_resumable(out, ranks, args, least):
 
 
 def test_killed_rank():
-    args = LOOP + ["--save-every", "1", "--keep", "2", "--schedule", "constant"]
-    cases = (("data", 0), ("gradient", 1), ("reduce", 2), ("update", 0), ("gather", 1), ("save", 2), ("save", 0), ("eval", 1))
+    saves = LOOP + ["--save-every", "1", "--keep", "2", "--schedule", "constant"]
+    args = saves + ["--eval-every", "1", "--eval-batches", "3", "--sample-every", "1", "--prompt", "1 2", "--num-tokens", "4"]
+    phases = ("data", "gradient", "reduce", "update", "gather", "save", "eval", "sample")
+    cases = [(phase, rank) for phase in phases for rank in range(3)]  # some 3 s each on two cores, 4 at a time
 
     def case(phase_and_rank):
         phase, rank = phase_and_rank
         out, begin = f"kill-{phase}-{rank}", time.time()
         # a death between two phases of a step costs at most what was not saved yet: the save before the last
-        p = start(3, args + ["--eval-every", "1", "--eval-batches", "3", "--out", out], fault=f"kill-{phase}@6:{rank}")
+        p = start(3, args + ["--out", out], fault=f"kill-{phase}@6:{rank}")
         code, _, err = finish(p, GONE)
         check(code not in (0, 75, 76) and time.time() - begin < GONE, f"{out}: exit {code}: {err[-300:]}")
         step = newest(out)
@@ -295,15 +297,15 @@ def test_killed_rank():
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:  # mpirun waits some seconds before it kills the others
         list(pool.map(case, cases))
-    whole_and_resumable("kill-save-2", 2, args, 4)
+    whole_and_resumable("kill-save-2", 2, saves, 4)
     out = "kill-any"  # from outside, wherever it is
-    p = start(3, args + ["--out", out])
+    p = start(3, saves + ["--out", out])
     read_until(p, "step 20/")
     begin = time.time()
     os.kill(rank_pids(p)[1], signal.SIGKILL)
     code, _, _ = finish(p, GONE)
     check(code not in (0, 75, 76), f"exit {code} after {time.time() - begin:.1f} s")
-    whole_and_resumable(out, 1, args, 17)
+    whole_and_resumable(out, 1, saves, 17)
 
 
 def test_stopped_rank_is_named():
