@@ -14,6 +14,7 @@
 #   JOBS       models that train at the same time on the one GPU (1); with more the speeds are marked as shared
 #   LIMIT      seconds for this call (0: none): models that would not fit any more are not started, one that is under way
 #              is stopped; the table shows what there is
+#   KEEP       1: the checkpoints stay
 #   ARGS       further options for every run; PYTHON: one with matplotlib for the picture (.venv/bin/python or python3)
 #
 # Why these settings: a run is short (47M tokens over 102M parameters), so that many small steps do better than few large
@@ -22,7 +23,7 @@
 # clipping at 1, as in the papers. No rate is tuned for one model alone.
 set -u
 here=$(cd "$(dirname "$0")/../.." && pwd)
-if [ $# -lt 2 ] || [ $# -gt 3 ]; then sed -n '2,20p' "$0" | sed 's/^# \{0,1\}//'; exit 2; fi
+if [ $# -lt 2 ] || [ $# -gt 3 ]; then sed -n '2,21p' "$0" | sed 's/^# \{0,1\}//'; exit 2; fi
 data=$1 out=$2 program=${3:-./train_gdncu}
 begin=$SECONDS
 models=${MODELS:-gdn-100m h1-100m h2-100m mamba2-100m transformer-100m gdn2-100m kda-100m}
@@ -91,7 +92,7 @@ run_model() { # one model: its log in OUT/MODEL, its console in OUT/MODEL.txt, i
   took $code $((SECONDS - start))
   say "$model: exit code $code, $((SECONDS - start)) s$([ $code = 0 ] || grep -h 'error:' "$out/$model.txt" | tail -n 1 | sed 's/^/: /' | cut -c1-200)"
   if [ "$model" = "$first" ] && [ "$code" = 0 ]; then sample "$model"; fi
-  rm -rf "$out/$model"/step-* # a gigabyte each
+  [ -n "${KEEP:-}" ] || rm -rf "$out/$model"/step-* # a gigabyte each
 }
 
 sample() { # one model's text into OUT/sample.txt
