@@ -155,6 +155,8 @@ def test_dry_runs():
         == sorted(RUNS),
         "another set of scripts",
     )
+    with open(os.path.join(REPOSITORY, "README.md")) as f:
+        readme = f.read()
     for script, (preset, steps, warmup) in RUNS.items():
         with open(os.path.join(REPOSITORY, "scripts", script + ".sh")) as f:
             text = f.read()
@@ -191,6 +193,11 @@ def test_dry_runs():
         check(number(r"RATE=(\d+)", text) == rate, f"{script}: RATE is not the sheet's")
         costs, _ = finish(start(script, COSTS="1"), 0, script)
         commented = [line[1:] for line in text.split("\n") if re.match(r"#   +(GPUs|\d+ )", line)]
+        row = [line for line in readme.split("\n") if line.startswith(f"| `{script}.sh`")]
+        for gpus in (1, 8):
+            cost = re.search(rf"^ +{gpus} +\d+ +(\S+) +\d+ +(\d+) ", costs, re.M)
+            cost = f"| {cost.group(1)} h, ${int(cost.group(2)):,} |"
+            check(len(row) == 1 and cost in row[0], f"README.md, {script}: {row}, needed {cost}")
         check(commented == costs.rstrip("\n").split("\n"), f"{script}: the sheet is not what COSTS=1 prints:\n{costs}")
     check(os.listdir(ROOT) == [], f"dry runs left {os.listdir(ROOT)}")
 
