@@ -144,7 +144,7 @@ if [ "$DRY_RUN" = 1 ]; then
     echo "    a checkpoint every $SAVE_EVERY steps"
   else
     LC_ALL=C awk -v n="$SAVE_EVERY" -v s="$((TOTAL_BATCH * SAVE_EVERY))" -v speed="$(speed "$GPUS")" \
-      'BEGIN { printf "    a checkpoint every %d steps, about every %.2g minutes\n", n, s / speed / 60 }'
+      'BEGIN { m = s / speed / 60; printf "    a checkpoint every %d steps, about every %.*f minutes\n", n, m < 10, m }'
   fi
   exit 0
 fi
