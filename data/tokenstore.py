@@ -153,9 +153,10 @@ def tokenize(folder, journal, sources, worker_args, o):
         raise DataError("the input holds no document with text")
     journal.add(["done", dict(zip(("documents", "tokens", "text_bytes", "empty", "bad"), totals))])
     mb, seconds, cpu = (totals[2] - started[2]) / 1e6, time.time() - began, sum(os.times()[:4]) - used
+    jobs = f"{o.jobs} job{'s' if o.jobs > 1 else ''}"
     print(
         f"tokenize: {totals[0]} documents, {totals[2]} bytes of text, {totals[1]} tokens; {totals[3]} empty and "
-        f"{totals[4]} bad ones left out; {mb / seconds:.2f} MB/s with {o.jobs} jobs, {mb / max(cpu, 0.01):.2f} MB/s of CPU time"
+        f"{totals[4]} bad ones left out; {mb / seconds:.2f} MB/s with {jobs}, {mb / max(cpu, 0.01):.2f} MB/s of CPU time"
     )
 
 

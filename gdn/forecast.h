@@ -317,7 +317,8 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
   fprintf(out, "Run\n");
   fprintf(out, "  steps            %s of %s tokens", count_text(a, o->steps), count_text(b, o->total_batch));
   fprintf(out, "; %s tokens in all\n", count_text(a, o->tokens));
-  if (f->micro_batches * o->batch * o->seq_len * o->ranks == o->total_batch)
+  int divides = f->micro_batches * o->batch * o->seq_len * o->ranks == o->total_batch;
+  if (divides)
     fprintf(out, "  micro-batches    %lld of %d x %d tokens a step and rank, %d rank%s on %d node%s\n",
             (long long)f->micro_batches, o->batch, o->seq_len, o->ranks, o->ranks > 1 ? "s" : "", o->nodes,
             o->nodes > 1 ? "s" : "");
@@ -361,10 +362,16 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
   fprintf(out, "\n");
 
   fprintf(out, "Time\n");
-  if (o->tokens_per_sec > 0)
-    fprintf(out, "  %-16s at --tokens-per-sec %g a rank\n", time_text(d, f->gpu_seconds), o->tokens_per_sec);
-  else {
-    const StepTime *s = &f->gpu_step;
+  double per_row = 0;
+  const StepTime *s = &f->gpu_step;
+  if (!divides)
+    fprintf(out, "  none for a split that cannot be run; those below can\n");
+  else if (o->tokens_per_sec > 0) {
+    fprintf(out, "  %-16s at --tokens-per-sec %g a rank: %.3g GPU hours\n", time_text(d, f->gpu_seconds),
+            o->tokens_per_sec, f->gpu_seconds / 3600 * o->ranks);
+    per_row = gpu_row_from_speed((double)t->total, o->tokens_per_sec, (double)(o->total_batch / o->seq_len), o->seq_len,
+                                 o->ranks, o->nodes);
+  } else {
     fprintf(out, "  %-16s on %d GPU%s like an H200: %.3g GPU hours\n", time_text(d, f->gpu_seconds), o->ranks,
             o->ranks > 1 ? "s" : "", f->gpu_seconds / 3600 * o->ranks);
     fprintf(out,
@@ -372,11 +379,13 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
             1e3 * s->step, 1e3 * s->micro, 1e3 * s->update, 1e3 * s->exchange, s->tokens_per_s);
     fprintf(out, "  %-16s on a CPU at %.0f GFLOP/s a thread, with %d thread%s\n", time_text(d, f->cpu_seconds),
             FORECAST_CPU_FLOPS / 1e9, o->threads ? o->threads : 1, o->threads > 1 ? "s" : "");
+  }
+  if (!divides || o->tokens_per_sec <= 0 || per_row > 0) {
     fprintf(out,
-            "Scaling to more GPUs, %d in a machine, %.0f GB/s within it and %.0f GB/s to another, nothing hidden\n",
-            GPUS_A_MACHINE, GPU_LINK_INSIDE / 1e9, GPU_LINK_BETWEEN / 1e9);
+            "Scaling to more GPUs%s, %d in a machine, %.0f GB/s within it and %.0f GB/s to another, nothing hidden\n",
+            per_row > 0 ? " from that speed" : "", GPUS_A_MACHINE, GPU_LINK_INSIDE / 1e9, GPU_LINK_BETWEEN / 1e9);
     gpu_scaling_print(out, &o->config, t, f->flops_matmul, f->attention_flops, f->gpu_kept, o->total_batch / o->seq_len,
-                      o->seq_len, o->batch, o->recompute);
+                      o->seq_len, o->batch, o->recompute, per_row);
   }
   fprintf(out, "Disk\n");
   fprintf(out, "  checkpoints      %s: %lld kept of %s each", size_text(d, f->disk_bytes), (long long)f->checkpoints,

@@ -10,7 +10,10 @@
 //
 // Small micro-batches run slower than this says: below some 8,192 tokens a product no longer fills the GPU.
 //
-// defines: StepTime, gpu_step_time, gpu_scaling_print
+// Where the speed of the run is given instead, what a rank takes for its rows is what the exchange leaves of a step,
+// and other numbers of GPUs follow from that.
+//
+// defines: StepTime, gpu_step_time, gpu_row_from_speed, gpu_scaling_print
 #ifndef GDN_GPU_SPEED_H
 #define GDN_GPU_SPEED_H
 
@@ -31,6 +34,11 @@ typedef struct {
   double tokens_per_s;                   // of all ranks
 } StepTime;
 
+// Over a link go, of two ranks, the halves that the other owns; of more, in a ring, nearly all.
+static inline double gpu_exchange_time(double parameters, int ranks, int nodes) {
+  return 6 * parameters * (ranks - 1) / ranks / (nodes > 1 ? GPU_LINK_BETWEEN : GPU_LINK_INSIDE);
+}
+
 // A step of `rows` rows of T tokens over `ranks` GPUs, in micro-batches of `batch` rows. matmul, attention: FLOPs of a
 // token, forward and backward. kept: bytes that the layers of a micro-batch keep where nothing is computed again.
 static inline StepTime gpu_step_time(const Config *c, const ParamTable *t, double matmul, double attention, double kept,
@@ -44,17 +52,22 @@ static inline StepTime gpu_step_time(const Config *c, const ParamTable *t, doubl
   // measured on fla-gdn-1b: 503 to 511, 507 to 516 and 620 to 630 ms
   s.micro *= recompute == RECOMPUTE_ALL ? 1.25 : recompute == RECOMPUTE_NORMS ? 1.01 : 1;
   s.update = GPU_UPDATE_SECONDS * P * (0.1 + 0.9 / ranks);
-  // over a link go, of two ranks, the halves that the other owns; of more, in a ring, nearly all
-  double bytes = ranks == 1 ? 0 : ranks == 2 ? 3 * P : 6 * P * (ranks - 1) / ranks;
-  s.exchange = bytes / (nodes > 1 ? GPU_LINK_BETWEEN : GPU_LINK_INSIDE);
+  s.exchange = gpu_exchange_time(P, ranks, nodes);
   s.step = s.micro * rows / ((double)batch * ranks) + s.update + s.exchange;
   s.tokens_per_s = rows * (double)T / s.step;
   return s;
 }
 
-// The same step on other numbers of GPUs, 8 in a machine: a table, and where more of them stop paying.
+// The seconds that one rank takes for a row, exchange left out, where each of `ranks` does `speed` tokens/s together
+// with the others. What a step has beside its micro-batches is in it. 0 or less: so fast that no time is left.
+static inline double gpu_row_from_speed(double parameters, double speed, double rows, int64_t T, int ranks, int nodes) {
+  return ((double)T / speed) - gpu_exchange_time(parameters, ranks, nodes) * ranks / rows;
+}
+
+// The same step on other numbers of GPUs, 8 in a machine: a table, and where more of them stop paying. per_row: seconds
+// from gpu_row_from_speed, 0 to estimate them.
 static inline void gpu_scaling_print(FILE *out, const Config *c, const ParamTable *t, double matmul, double attention,
-                                     double kept, int64_t rows, int64_t T, int batch, int recompute) {
+                                     double kept, int64_t rows, int64_t T, int batch, int recompute, double per_row) {
   double one = 0;
   int pays = 1, most = 1;
   fprintf(out, "  %6s %14s %10s %12s %14s %11s\n", "GPUs", "rows on each", "step", "exchange", "tokens/s",
@@ -66,6 +79,10 @@ static inline void gpu_scaling_print(FILE *out, const Config *c, const ParamTabl
     double part = kept * b / batch;
     StepTime s = gpu_step_time(c, t, matmul, attention, part, (double)rows, T, b, recompute, n,
                                (n + GPUS_A_MACHINE - 1) / GPUS_A_MACHINE);
+    if (per_row > 0) {
+      s.step = per_row * (double)rows / n + s.exchange;
+      s.tokens_per_s = (double)(rows * T) / s.step;
+    }
     if (n == 1) one = s.tokens_per_s;
     double efficiency = one > 0 ? s.tokens_per_s / (n * one) : 1;
     char split[32];

@@ -295,7 +295,7 @@ static const Option option_table[] = {
     {"ranks", GROUP_MACHINE, OPT_INT, AT(ranks), "1", 1, 1 << 20, NULL, "COUNT", NULL,
      "ranks (GPUs) of all machines together that the forecast assumes"},
     {"tokens-per-sec", GROUP_MACHINE, OPT_REAL, AT(tokens_per_sec), "0", 0, 1e12, NULL, "TOKENS/S", NULL,
-     "speed of one rank that the forecast assumes, 0 to estimate it"},
+     "speed of one rank among all of them that the forecast assumes, 0 to estimate it"},
     {"dry-run", GROUP_MACHINE, OPT_SWITCH, AT(dry_run), "off", 0, 1, NULL, "on|off", "on",
      "print settings, parameters, memory, steps, time and disk, and end; needs no GPU"},
 

@@ -189,17 +189,17 @@ static inline int dry_run_command(const EngineApi *api, Options *o, Error *err) 
   return api->check(&o->config, &s, err);
 }
 
-// What several ranks ask of the options. Without a --batch the micro-batch is made small enough for every rank to have
-// one. 0, or EXIT_USAGE.
+// What several ranks ask of the options, those that a forecast assumes too. Without a --batch the micro-batch is made
+// small enough for every rank to have one. 0, or EXIT_USAGE.
 static inline int ranks_check_options(Options *o, const Comm *comm, Error *err) {
-  int64_t rows = o->total_batch / o->seq_len, n = comm->size;
-  if (n == 1) return 0;
-  if (o->command != COMMAND_TRAIN || o->dry_run)
+  int64_t rows = o->total_batch / o->seq_len, n = o->dry_run ? o->ranks : comm->size;
+  if (comm->size > 1 && (o->command != COMMAND_TRAIN || o->dry_run))
     return error_set(err, EXIT_USAGE, "%s is the work of one process, found %d ranks: start it without mpirun or srun",
                      o->dry_run ? "--dry-run" : command_names[o->command], comm->size);
+  if (n == 1) return 0;
   if (!option_is_given(o, "batch") && rows % n == 0)
     while ((rows / n) % o->batch) o->batch--;
-  if (rows % (o->batch * n) == 0) return 0;
+  if (o->dry_run || rows % (o->batch * n) == 0) return 0;  // a forecast says of itself that a split cannot be run
   int64_t unit = o->batch * n * o->seq_len, below = o->total_batch / unit * unit;
   return error_set(
       err, EXIT_USAGE,

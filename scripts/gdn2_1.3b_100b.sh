@@ -10,6 +10,7 @@
 #   memory        95.6 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
 #   speed         59,178 tokens/s on one H200, 119,379 on two: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
+#                 steps of 1 micro-batch on one, of 2 each on two: so two look faster than they are beside one
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
 #       1        59178        469.4          469         1408   measured
 #       2       119379        232.7          465         1396   measured

@@ -1,10 +1,11 @@
 #!/bin/bash
 # run_multi_node.sh: trains on several machines that can reach each other by ssh without a password.
 #
-# Edit: PROGRAM (./train_gdncu for GPUs, one a rank: as many slots as GPUs on each line), HOSTFILE, a file with one line a machine, `name slots=RANKS-ON-IT`; RANKS, the sum of the slots; THREADS, the
-#   cores of each rank; the options of train_gdn below. This folder and --out must be the same on all machines (a shared
-#   file system): all ranks write the checkpoints together. A machine with several networks may need
-#   --mca btl_tcp_if_include eth0 (the name of the network between the machines).
+# Edit: PROGRAM (./train_gdncu for GPUs, one a rank: as many slots as GPUs on each line), HOSTFILE, a file with one line a
+#   machine, `name slots=RANKS-ON-IT`; RANKS, the sum of the slots; THREADS, the cores of each rank; the options of
+#   train_gdn below. This folder and --out must be the same on all machines (a shared file system): all ranks write the
+#   checkpoints together. A machine with several networks may need --mca btl_tcp_if_include eth0 (the name of the network
+#   between the machines).
 # Stop it with:  kill -USR1 PID-OF-MPIRUN   (saves, exit code 75)
 set -u
 cd "$(dirname "$0")/.." || exit 3

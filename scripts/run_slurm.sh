@@ -2,9 +2,10 @@
 # run_slurm.sh: a Slurm job that saves before its time is over and puts itself into the queue again.
 #   sbatch scripts/run_slurm.sh
 #
-# Edit: PROGRAM (./train_gdncu for GPUs: then also --gpus-per-node below, one rank a GPU), the #SBATCH lines (machines, ranks on each, cores of each rank, time, partition and account of your site), the
-#   options of train_gdn below. --signal=B:USR1@300 tells this script 300 s before the end: take more when a save of
-#   your model takes longer. Submit it from this folder; it and --out must lie on a shared file system.
+# Edit: PROGRAM (./train_gdncu for GPUs: then also --gpus-per-node below, one rank a GPU), the #SBATCH lines (machines,
+#   ranks on each, cores of each rank, time, partition and account of your site), the options of train_gdn below.
+#   --signal=B:USR1@300 tells this script 300 s before the end: take more when a save of your model takes longer.
+#   Submit it from this folder; it and OUT must lie on a shared file system. A file STOP in OUT ends it for good.
 # mpirun finds the machines of the job by itself. A site that wants srun: srun --mpi=pmix --kill-on-bad-exit=1.
 #SBATCH --job-name=train_gdn
 #SBATCH --nodes=2
@@ -34,5 +35,8 @@ while [ $asked = 1 ]; do # the signal ends `wait` early
   wait $pid
   code=$?
 done
-if [ "$code" = 75 ]; then scontrol requeue "${SLURM_JOB_ID:?}"; fi
+# by the signal or --stop-after; who made the file STOP does not want it back
+if [ "$code" = 75 ] && ! tail -n 1 "$OUT/log.jsonl" 2>/dev/null | grep -q '"kind":"stop".*the file STOP'; then
+  scontrol requeue "${SLURM_JOB_ID:?}"
+fi
 exit "$code"

@@ -6,7 +6,8 @@
 #   GPUS=8 scripts/gdn_1.3b_100b.sh                 one machine, by mpirun
 #   GPUS=32 HOSTFILE=hosts.txt scripts/...          several; this folder and OUT on a file system that they share
 #   sbatch --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 --cpus-per-task=8 --time=1-0 --signal=B:USR1@600 \
-#          --requeue --export=ALL,GPUS=32 scripts/...                     Slurm; mpirun finds the machines itself
+#          --requeue --open-mode=append --export=ALL,GPUS=32 scripts/...  Slurm; mpirun finds the machines itself; at
+#                                                                         USR1 the job goes back into the queue
 #   DRY_RUN=1 scripts/...     (or --dry-run)        settings, memory, disk, time, dollars; needs no GPU and no data
 #   COSTS=1 scripts/...                             the table of the cost sheet, computed again
 #   kill -USR1 PID            saves and ends with code 75; the same command goes on from there (TERM, INT: the same)
@@ -53,30 +54,40 @@ fi
 
 # ---------------------------------------------------------------------------- costs
 
-# costs GPUS...: one line each. One GPU is RATE, two of a machine RATE2, both measured. More are extrapolated: a step
-# takes the time of its part of the rows, and for the exchange of gradients (fp32) and weights (bf16), nothing of it
-# hidden, 6 bytes for every parameter at 250 GB/s a GPU within a machine of 8 and at 45 GB/s a GPU between machines.
+measured=1 # RATE is a number
+case $RATE in
+  '' | *[!0-9.]*) measured="" ;;
+esac
+
+# speed GPUS: tokens/s of all of them. One GPU is RATE, two of a machine RATE2, both measured. More are extrapolated: a
+# step takes the time of its part of the rows, and for the exchange of gradients (fp32) and weights (bf16), nothing of it
+# hidden, 6 bytes for every parameter at 250 GB/s a GPU within a machine of 8 and at 45 GB/s a GPU between machines
+# (gdn/gpu_speed.h reckons the same).
+speed() {
+  LC_ALL=C awk -v n="$1" -v rate="$RATE" -v step="$TOTAL_BATCH" -v p="$PARAMETERS" -v two="${RATE2:-0}" 'BEGIN {
+    seconds = step / (rate * n)
+    if (n > 1) seconds += 6 * p * (n - 1) / n / (n > 8 ? 45e9 : 250e9)
+    if (n == 2 && two > 0) seconds = step / two
+    printf "%.9g\n", step / seconds
+  }'
+}
+
+# costs GPUS...: one line each
 costs() {
-  case $RATE in
-    '' | *[!0-9.]*)
-      echo "    tokens/s of $PRESET: not measured yet ($RATE)"
-      return
-      ;;
-  esac
+  if [ -z "$measured" ]; then
+    echo "    tokens/s of $PRESET: not measured yet ($RATE)"
+    return
+  fi
   echo "    GPUs     tokens/s        hours    GPU hours      dollars   at \$$PRICE a GPU hour"
   for gpus in "$@"; do
-    LC_ALL=C awk -v n="$gpus" -v rate="$RATE" -v step="$TOTAL_BATCH" -v tokens="$TOKENS" -v p="$PARAMETERS" \
-      -v price="$PRICE" -v two="${RATE2:-0}" 'BEGIN {
+    LC_ALL=C awk -v n="$gpus" -v speed="$(speed "$gpus")" -v step="$TOTAL_BATCH" -v tokens="$TOKENS" -v price="$PRICE" \
+      -v two="${RATE2:-0}" 'BEGIN {
       unit["K"] = 1e3; unit["M"] = 1e6; unit["B"] = 1e9; unit["T"] = 1e12
       last = substr(tokens, length(tokens)); all = last in unit ? tokens * unit[last] : tokens + 0
       all = int(all / step) * step
-      seconds = step / (rate * n)
-      if (n > 1) seconds += 6 * p * (n - 1) / n / (n > 8 ? 45e9 : 250e9)
-      measured = n == 1 || (n == 2 && two > 0)
-      if (n == 2 && two > 0) seconds = step / two
-      hours = all / step * seconds / 3600
-      printf "    %4d %12.0f %12.1f %12.0f %12.0f   %s\n", n, step / seconds, hours, hours * n, hours * n * price,
-        (measured ? "measured" : "extrapolated")
+      hours = all / speed / 3600
+      printf "    %4d %12.0f %12.1f %12.0f %12.0f   %s\n", n, speed, hours, hours * n, hours * n * price,
+        (n == 1 || (n == 2 && two > 0) ? "measured" : "extrapolated")
     }'
   done
 }
@@ -101,22 +112,40 @@ command=(--model "$MODEL" --train "$train" --val "$val" --out "$OUT" --tokens "$
   --tensorboard on "${options[@]}" "$@")
 
 if [ "$DRY_RUN" = 1 ]; then
-  nodes=$(((GPUS + 7) / 8))
-  forecast=(--dry-run --ranks "$GPUS" --nodes "$nodes")
-  case $RATE in
-    '' | *[!0-9.]*) ;;
-    *) forecast+=(--tokens-per-sec "$RATE") ;;
-  esac
-  "${TRAIN:-./train_gdn}" "${command[@]}" "${forecast[@]}" || exit
+  forecast=(--dry-run --ranks "$GPUS" --nodes $(((GPUS + 7) / 8)))
+  # the trainer's hours and the dollars below come from one speed, the exchange in it. It is known of the script's model,
+  # and reckoned from the script's variables: options that say otherwise leave the hours to the trainer
+  elsewhere=""
+  if [ "$MODEL" != "$PRESET" ]; then elsewhere="MODEL=$MODEL"; fi
+  for argument in "$@"; do
+    case $argument in
+      --model* | --tokens* | --steps* | --total-batch* | --config*) elsewhere=$argument ;;
+    esac
+  done
+  if [ -n "$elsewhere" ]; then measured=""; fi
+  if [ -n "$measured" ]; then
+    forecast+=(--tokens-per-sec "$(LC_ALL=C awk -v all="$(speed "$GPUS")" -v n="$GPUS" 'BEGIN { printf "%.9g", all / n }')")
+  fi
+  said=$("${TRAIN:-./train_gdn}" "${command[@]}" "${forecast[@]}") || exit
+  echo "$said"
   echo "Costs"
-  costs "$GPUS"
-  case $RATE in
-    '' | *[!0-9.]*) echo "    a checkpoint every $SAVE_EVERY steps" ;;
-    *)
-      LC_ALL=C awk -v n="$SAVE_EVERY" -v s="$((TOTAL_BATCH * SAVE_EVERY))" -v rate="$RATE" -v gpus="$GPUS" \
-        'BEGIN { printf "    a checkpoint every %d steps, about every %.0f minutes\n", n, s / rate / gpus / 60 }'
+  case $said in
+    *"it cannot be run like this"*)
+      echo "    none: $GPUS GPUs cannot share steps of $TOTAL_BATCH tokens; change GPUS, BATCH or TOTAL_BATCH"
+      exit 0
       ;;
   esac
+  if [ -z "$elsewhere" ]; then
+    costs "$GPUS"
+  else
+    echo "    none with $elsewhere: they are known for $PRESET, with TOKENS and TOTAL_BATCH from the environment"
+  fi
+  if [ -z "$measured" ]; then
+    echo "    a checkpoint every $SAVE_EVERY steps"
+  else
+    LC_ALL=C awk -v n="$SAVE_EVERY" -v s="$((TOTAL_BATCH * SAVE_EVERY))" -v speed="$(speed "$GPUS")" \
+      'BEGIN { m = s / speed / 60; printf "    a checkpoint every %d steps, about every %.*f minutes\n", n, m < 10, m }'
+  fi
   exit 0
 fi
 
@@ -147,6 +176,15 @@ for signal in USR1 TERM INT; do
   # shellcheck disable=SC2064
   trap "loop_stop SIG$signal" $signal
 done
+
+loop_requeue() { # after USR1, which Slurm sends when the time of a job is nearly over; other stops are meant to last
+  if [ "$asked" != SIGUSR1 ] || [ "$1" != 75 ] || [ -z "${SLURM_JOB_ID:-}" ]; then return; fi
+  if command -v scontrol >/dev/null && scontrol requeue "$SLURM_JOB_ID"; then
+    loop_say "job $SLURM_JOB_ID is in the queue again"
+  else
+    loop_say "job $SLURM_JOB_ID is not in the queue again: scontrol requeue failed or is missing; submit it by hand"
+  fi
+}
 
 newest_step() { # name of the newest checkpoint, or nothing
   local found=""
@@ -184,6 +222,7 @@ while [ -z "$asked" ]; do
   if [ -n "$asked" ] || { [ "$code" = 75 ] && stopped_by_file; }; then
     if [ "$code" -gt 128 ]; then code=75; fi # the signal came before the trainer could take it
     loop_say "stopped; the same command goes on"
+    loop_requeue "$code"
     exit "$code"
   fi
   now=$(newest_step)
@@ -198,4 +237,5 @@ while [ -z "$asked" ]; do
     if [ -z "$asked" ]; then sleep 1; fi
   done
 done
+loop_requeue 75
 exit 75

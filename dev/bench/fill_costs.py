@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """fill_costs.py PRESET=TOKENS_PER_S[,TOKENS_PER_S_OF_TWO]...: puts measured speeds of one H200, and of two of a machine, into
-the cost sheets of scripts/*_1*b.sh: RATE, RATE2, the speed line and the table of hours and dollars. It can be run again with
-other numbers. DATE and HOW in the environment go into the speed line; PRICE into the table."""
+the cost sheets of scripts/*_1*b.sh: RATE, RATE2, the speed lines and the table of hours and dollars. It can be run again with
+other numbers. DATE and HOW in the environment go into the speed lines, and MICRO, how many micro-batches a step had: one
+number, or two for one GPU and for each of two ("1 2", the default: gpu_check.sh models and bench_ranks.sh MICRO=4); PRICE
+into the table."""
 import glob
 import os
 import re
@@ -11,7 +13,8 @@ import sys
 os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 rates = dict(a.split("=") for a in sys.argv[1:])
 how, date = os.environ.get("HOW", ""), os.environ.get("DATE", "")
-if not rates or not date:
+micro = [int(n) for n in os.environ.get("MICRO", "1 2").split()]
+if not rates or not date or len(micro) not in (1, 2):
     sys.exit(__doc__)
 for path in sorted(glob.glob("scripts/*_1*b.sh")):
     text = open(path).read()
@@ -22,12 +25,16 @@ for path in sorted(glob.glob("scripts/*_1*b.sh")):
     one, _, two = rates[preset].partition(",")
     text = re.sub(r" RATE=\S+( RATE2=\S*)?", f" RATE={one}" + (f" RATE2={two}" if two else ""), text)
     speed = f"{int(one):,} tokens/s on one H200" + (f", {int(two):,} on two" if two else "") + f": measured {date}{how}"
-    text = re.sub(r"(#   speed +).*", rf"\g<1>{speed}", text)
+    # the update comes once a step: the fewer micro-batches, the more it weighs, and two GPUs may look more than twice one
+    steps = f"steps of {micro[0]} micro-batch{'es' if micro[0] > 1 else ''}"
+    if two and micro[0] != micro[-1]:
+        steps += f" on one, of {micro[-1]} each on two: so two look faster than they are beside one"
+    text = re.sub(r"^#   speed .*\n(#    +steps of .*\n)?", f"#   speed         {speed}\n#                 {steps}\n", text, flags=re.M)
     open(path, "w").write(text)
     env = {k: v for k, v in os.environ.items() if k not in ("TOKENS", "TOTAL_BATCH", "DRY_RUN", "MODEL")}
     table = subprocess.run([path], env=dict(env, COSTS="1"), capture_output=True, text=True, check=True).stdout
     lines = "".join("#" + line + "\n" for line in table.rstrip("\n").split("\n"))
     text = re.sub(r"^#   +(GPUs|\d+ ).*\n", "", text, flags=re.M)  # an earlier table
-    text = re.sub(r"(^#   speed .*\n)", lambda m: m.group(1) + lines, text, flags=re.M)
+    text = re.sub(r"(^#   speed .*\n#    +steps of .*\n)", lambda m: m.group(1) + lines, text, flags=re.M)
     open(path, "w").write(text)
     print(path, one, two)

@@ -1038,6 +1038,48 @@ static void test_forecast_time(void) {
   }
 }
 
+// A speed that is given: the hours and the table of other numbers of GPUs say the same; and no hours for a split that
+// cannot be run.
+static void test_forecast_of_a_speed(void) {
+  static const struct {
+    const char *line;
+    int ranks;
+    double speed;  // of all ranks; 0: cannot be run
+  } cases[] = {{"--tokens-per-sec 65000", 1, 65000},
+               {"--tokens-per-sec 63000 --ranks 8", 8, 504000},
+               {"--tokens-per-sec 25000 --ranks 64 --nodes 8 --batch 2", 64, 1600000},
+               {"--tokens-per-sec 15000 --ranks 128 --nodes 16 --batch 1", 128, 1920000},
+               {"--tokens-per-sec 15000 --ranks 64 --nodes 8 --batch 8", 64, 0},
+               {"--tokens-per-sec 15000 --ranks 256 --nodes 32 --batch 1", 256, 0},
+               {"--ranks 3 --batch 8", 3, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    Options o;
+    Error err;
+    char line[200], row[32], *text = NULL, *at;
+    size_t size = 0;
+    snprintf(line, sizeof line, "--model gdn-1.3b --train x --total-batch 524288 --dry-run %s", cases[i].line);
+    CHECK(parse(&o, &err, line) == 0, "%s", err.text);
+    ParamTable t = param_table_build(&o.config);
+    Forecast f = forecast_make(&o, &t);
+    FILE *out = open_memstream(&text, &size);
+    forecast_print(out, &o, &t, &f);
+    fclose(out);
+    snprintf(row, sizeof row, "\n  %6d ", cases[i].ranks);
+    CHECK(!strstr(text, "it cannot be run like this") == (cases[i].speed > 0), "%s: %s", line, text);
+    CHECK(!strstr(text, "GPU hours") == !cases[i].speed, "%s: %s", line, text);
+    if (cases[i].speed > 0) {
+      double found = 0;
+      CHECK(near(f.gpu_seconds, (double)o.tokens / cases[i].speed), "%s: %g s", line, f.gpu_seconds);
+      at = strstr(text, "Scaling");
+      at = at ? strstr(at, row) : NULL;
+      CHECK(at && sscanf(at, "%*d %*d x %*d %*f s %*f ms %lf", &found) == 1 && fabs(found / cases[i].speed - 1) < 1e-5,
+            "%s: %g tokens/s in the table, needed %g: %s", line, found, cases[i].speed, text);
+    }
+    free(text);
+    param_table_free(&t);
+  }
+}
+
 // The forecast of the CPU engine's memory against what the engine allocates.
 static void test_memory(void) {
   for (int i = 0; i < preset_count + 60; i++) {
@@ -1089,6 +1131,7 @@ int main(void) {
   test_schedule();
   test_forecast();
   test_forecast_time();
+  test_forecast_of_a_speed();
   test_memory();
   unlink(temp_name);
   printf("%d passed, %d failed, 0 skipped\n", passed, failed);

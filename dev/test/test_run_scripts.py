@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Tests of the scripts of the published runs: their cost sheets against the trainer's own count, and the loop that
-goes on until a run is done, with the CPU engine on a tiny model.
+goes on until a run is done, in a job of Slurm too, with the CPU engine on a tiny model.
 
 dev/test/test_run_scripts.py [PROGRAM]      PROGRAM: ./train_gdn; Python's own library only
 """
@@ -53,8 +53,8 @@ def skip(what):
 
 
 def environment(**more):
-    names = "GDN_FAULT GPUS BATCH DATA OUT MODEL TOKENS TRAIN PRICE DRY_RUN COSTS HOSTFILE SLURM_SUBMIT_DIR".split()
-    env = {k: v for k, v in os.environ.items() if k not in names}
+    names = "GDN_FAULT GPUS BATCH DATA OUT MODEL TOKENS TRAIN PRICE DRY_RUN COSTS HOSTFILE PROGRAM".split()
+    env = {k: v for k, v in os.environ.items() if k not in names and not k.startswith("SLURM_")}
     return {**env, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "RETRY_WAIT": "0", **more}
 
 
@@ -155,6 +155,8 @@ def test_dry_runs():
         == sorted(RUNS),
         "another set of scripts",
     )
+    with open(os.path.join(REPOSITORY, "README.md")) as f:
+        readme = f.read()
     for script, (preset, steps, warmup) in RUNS.items():
         with open(os.path.join(REPOSITORY, "scripts", script + ".sh")) as f:
             text = f.read()
@@ -184,10 +186,18 @@ def test_dry_runs():
         if "@TOKS_" in text:
             skip(f"{script}: its speed has not been measured yet")
             continue
+        largest = int(re.search(r"largest --batch 80 GB \(H100\) +(\w+)", out).group(1))
+        smaller = number(r"BATCH=(\d+) for a GPU of 80 GB", text)
+        check(smaller == (largest if largest < 8 else None), f"{script}: BATCH={smaller} for 80 GB, forecast {largest}")
         rate = number(r"speed +([\d,]+) tokens/s", text)
         check(number(r"RATE=(\d+)", text) == rate, f"{script}: RATE is not the sheet's")
         costs, _ = finish(start(script, COSTS="1"), 0, script)
         commented = [line[1:] for line in text.split("\n") if re.match(r"#   +(GPUs|\d+ )", line)]
+        row = [line for line in readme.split("\n") if line.startswith(f"| `{script}.sh`")]
+        for gpus in (1, 8):
+            cost = re.search(rf"^ +{gpus} +\d+ +(\S+) +\d+ +(\d+) ", costs, re.M)
+            cost = f"| {cost.group(1)} h, ${int(cost.group(2)):,} |"
+            check(len(row) == 1 and cost in row[0], f"README.md, {script}: {row}, needed {cost}")
         check(commented == costs.rstrip("\n").split("\n"), f"{script}: the sheet is not what COSTS=1 prints:\n{costs}")
     check(os.listdir(ROOT) == [], f"dry runs left {os.listdir(ROOT)}")
 
@@ -199,6 +209,40 @@ def test_dry_runs_of_many_gpus():
         check(f"{micro} tokens a step and rank, {gpus} ranks on {nodes} node" in out, f"{gpus} GPUs: {out[-1500:]}")
     out, _ = finish(start("h1_1.3b_100b", DRY_RUN="1", GPUS="3"), 0, "3 GPUs")
     check("cannot be run" in out, "3 GPUs do not divide the batch, and the forecast does not say so")
+    for args, micro in (([], "1 of 2 x 4096"), (["--batch", "8"], "cannot be run")):  # without a --batch, one that fits
+        line = [PROGRAM, "--dry-run", "--model", "gdn-1.3b", "--ranks", "64", "--nodes", "8", *args]
+        p = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, env=environment())
+        check(p.returncode == 0 and micro in p.stdout, f"{line}: {p.stdout[-1500:]} {p.stderr}")
+    for gpus in ("3", "256"):  # the second: more GPUs than rows
+        out, _ = finish(start("gdn_1.3b_100b", DRY_RUN="1", GPUS=gpus), 0, f"{gpus} GPUs")
+        check("GPU hours" not in out and "$" not in out, f"{gpus} GPUs cannot be run, but have a price: {out[-1500:]}")
+        check(f"none: {gpus} GPUs cannot share" in out, f"{gpus} GPUs: {out[-600:]}")
+
+
+def hours(text):
+    return {"h": 1, "days": 24, "min": 1 / 60}[text.split()[1]] * float(text.split()[0])
+
+
+def test_one_answer():
+    """Hours of the trainer and hours and dollars of the script: one speed, in the table of other numbers of GPUs too."""
+    for script in ("gdn_1.3b_100b", "gdn_400m_15b"):
+        for gpus in (1, 2, 8, 16, 64, 128):
+            out, _ = finish(start(script, DRY_RUN="1", GPUS=str(gpus), PRICE="2.50"), 0, f"{script}, {gpus} GPUs")
+            time, gpu_hours = re.search(r"^  ([\d.]+ \w+) +at --tokens-per-sec \S+ a rank: (\S+) GPU", out, re.M).groups()
+            cost = re.search(rf"^ +{gpus} +(\d+) +([\d.]+) +(\d+) +(\d+)   \w+$", out, re.M)
+            if not check(cost, f"{script}, {gpus} GPUs: {out[-1500:]}"):
+                continue
+            rate, its, all_hours, dollars = map(float, cost.groups())
+            check(abs(hours(time) - its) <= 0.06 + 0.006 * its, f"{script}, {gpus} GPUs: {time} and {its} h")
+            check(abs(float(gpu_hours) / all_hours - 1) < 0.03, f"{script}, {gpus} GPUs: {gpu_hours} and {all_hours}")
+            check(abs(dollars - 2.5 * gpus * its) <= 0.15 * gpus + 1, f"{script}, {gpus} GPUs: {dollars} dollars")
+            table = {int(n): float(r) for n, r in re.findall(r"^ +(\d+) +\d+ x \d+ .* (\d+) +\d+%$", out, re.M)}
+            check(abs(table.get(gpus, 0) / rate - 1) < 1e-4, f"{script}, {gpus} GPUs: {rate}, table {table}")
+            minutes = re.search(r"about every (\S+) minutes", out).group(1)
+            check(abs(float(minutes) / (250 * 524288 / rate / 60) - 1) < 0.06, f"{script}, {gpus} GPUs: {minutes} minutes")
+    for args, env in ((["--tokens", "10B"], {}), ([], {"MODEL": "gdn-400m"})):  # not what was measured
+        out, _ = finish(start("gdn_1.3b_100b", *args, DRY_RUN="1", **env), 0, str(args))
+        check("none with " in out and "$" not in out, f"{args} {env}: {out[-600:]}")
 
 
 def test_costs():
@@ -234,7 +278,9 @@ def test_costs():
         text=True,
         env=environment(TRAIN=PROGRAM, GPUS="8"),
     )
-    check("at --tokens-per-sec 50000 a rank" in p.stdout, f"the dry run does not use the speed: {p.stdout[-600:]}")
+    each = 524288 / (524288 / 50000 + 8 * 6 * 1446891696 * 7 / 8 / 250e9)
+    found = number(r"at --tokens-per-sec (\d+)", p.stdout)
+    check(found == int(each), f"the dry run uses {found} tokens/s a rank, needed {each}: {p.stdout[-600:]}")
     check(re.search(r"^ +8 .*extrapolated", p.stdout, re.M), f"no costs of 8 GPUs: {p.stdout[-600:]}")
     shutil.rmtree(os.path.join(ROOT, "copy"))
 
@@ -295,6 +341,71 @@ def test_signal_while_waiting():
     p.send_signal(signal.SIGUSR1)
     finish(p, 75, "a signal before the next try", 20)
     check(starts("waiting") == 1, "it was started again")
+
+
+def slurm(name, succeeds=True):
+    """A folder for PATH with a scontrol that writes down what it was asked, and a mpirun of one rank; the record."""
+    folder, asked = os.path.join(ROOT, name + ".bin"), os.path.join(ROOT, name + ".asked")
+    os.makedirs(folder)
+    for tool, text in (("scontrol", f'echo "$@" >>{asked}; exit {0 if succeeds else 1}'), ("mpirun", 'shift 4; exec "$@"')):
+        with open(os.path.join(folder, tool), "w") as f:
+            f.write(f"#!/bin/sh\n{text}\n")
+        os.chmod(os.path.join(folder, tool), 0o755)
+    return {"PATH": folder + ":" + os.environ["PATH"], "SLURM_JOB_ID": "4711"}, asked
+
+
+def record(asked):
+    if not os.path.exists(asked):
+        return ""
+    with open(asked) as f:
+        return f.read()
+
+
+def test_requeue():
+    """In a job of Slurm USR1 saves and puts the job back into the queue, once; other ways to stop do not."""
+    long = dict(TOKENS="512000000")
+    for name, asked, want in (("requeue", signal.SIGUSR1, "requeue 4711\n"), ("cancel", signal.SIGTERM, "")):
+        env, found = slurm(name)
+        stop(name, asked, **env, **long)
+        check(record(found) == want, f"{name}: scontrol was asked {record(found)!r}, needed {want!r}")
+    stop("no-job", signal.SIGUSR1, **{**slurm("no-job")[0], "SLURM_JOB_ID": ""}, **long)
+    check(record(os.path.join(ROOT, "no-job.asked")) == "", "scontrol was asked outside of a job")
+    env, found = slurm("refused", succeeds=False)
+    p = start("gdn_1.3b_100b", *OPTIONS, **{**TINY, "OUT": os.path.join(ROOT, "refused"), "TRAIN": PROGRAM, **env, **long})
+    if wait_for_step("refused", 12):
+        p.send_signal(signal.SIGUSR1)
+    _, err = finish(p, 75, "refused", 30)
+    check("not in the queue again" in err and record(found), f"scontrol that fails: {err}")
+    env, found = slurm("stop-file")
+    p = start("gdn_1.3b_100b", *OPTIONS, **{**TINY, "OUT": os.path.join(ROOT, "stop-file"), "TRAIN": PROGRAM, **env, **long})
+    if wait_for_step("stop-file", 12):
+        open(os.path.join(ROOT, "stop-file", "STOP"), "w").close()
+    finish(p, 75, "stop-file", 30)
+    check(record(found) == "", f"a file STOP: scontrol was asked {record(found)!r}")
+    env, found = slurm("waits")  # the signal comes between two tries
+    env.update(TINY, OUT=os.path.join(ROOT, "waits"), TRAIN=wrapper("waits", "kill@3"), RETRY_WAIT="60")
+    p = start("gdn_1.3b_100b", *OPTIONS, **env)
+    line, end = "", time.time() + 20
+    while "starting again" not in line and time.time() < end:
+        line = p.stderr.readline()
+    p.send_signal(signal.SIGUSR1)
+    finish(p, 75, "waits", 20)
+    check(record(found) == "requeue 4711\n", f"between two tries: scontrol was asked {record(found)!r}")
+
+
+def test_run_slurm():
+    for name, by_file, want in (("job", False, "requeue 4711\n"), ("job-file", True, "")):
+        env, found = slurm(name)
+        out = os.path.join(ROOT, name)
+        env.update(OUT=out, PROGRAM=PROGRAM, SLURM_NTASKS="1", SLURM_CPUS_PER_TASK="1", SLURM_SUBMIT_DIR=REPOSITORY)
+        p = start("run_slurm", *OPTIONS, "--seq-len", "32", "--batch", "8", "--steps", "1000000", **env)
+        if wait_for_step(name, 12):
+            if by_file:
+                open(os.path.join(out, "STOP"), "w").close()
+            else:
+                p.send_signal(signal.SIGUSR1)
+        finish(p, 75, f"run_slurm.sh, {name}", 30)
+        check(record(found) == want, f"run_slurm.sh, {name}: scontrol was asked {record(found)!r}, needed {want!r}")
 
 
 def test_several_ranks():

@@ -13,7 +13,7 @@
 // Order of a training step: rope_forward (in place on q, k), sliding_attention_forward; then
 // sliding_attention_backward, which reads the rotated q, k and gives gradients of the unrotated ones.
 //
-// Bytes per token: rope_forward 8 (Hq + Hkv) D, forward 2 (2 Hq + 2 Hkv) D + 4 Hq, backward about
+// Bytes per token: rope_forward 4 (Hq + Hkv) D, forward 2 (2 Hq + 2 Hkv) D + 4 Hq, backward about
 // 2 (4 Hq + 6 Hkv) D plus what the tiles read again (from L2, mostly).
 //
 // defines: AttentionSize, AttentionPath, sliding_attention_check, rope_table_fill, rope_forward,
