@@ -10,7 +10,7 @@ data=$1 program=${2:-./train_gdncu} steps=${STEPS:-8} work=$(mktemp -d)  # an ab
 trap 'rm -rf "$work"' EXIT
 . "$(dirname "$0")/watch_run.sh"
 run_pid=0 run_first=0  # by watch_run
-memory() { if [ -n "${SMALL:-}" ]; then echo 0; else nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -1; fi; }
+memory() { if [ -n "${SMALL:-}" ]; then echo 0; else nvidia-smi -i "${CUDA_VISIBLE_DEVICES:-0}" --query-gpu=memory.used --format=csv,noheader,nounits | head -1; fi; }
 
 run() { # NAME STEPS: as far as so many steps, then killed; leaves NAME/log.jsonl and $first, $used; status 1: it ended before
   # shellcheck disable=SC2086

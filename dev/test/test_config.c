@@ -1013,14 +1013,15 @@ static void test_forecast_time(void) {
                   {"--model fla-h1-1b --total-batch 524288", 7803},
                   {"--model fla-h1-1b --total-batch 524288 --ranks 2", 3928},
                   {"--model fla-h1-1b --total-batch 32768 --batch 16 --seq-len 2048", 490.9},
-                  {"--model fla-gdn2-1b --total-batch 32768", 558.1},
+                  {"--model fla-gdn2-1b --total-batch 32768", 532.0},
                   {"--model gdn-1.3b --total-batch 32768", 501.3},
                   {"--model h1-1.3b --total-batch 32768", 509.4},
                   {"--model h2-1.3b --total-batch 32768", 541.6},
                   {"--model transformer-1.3b --total-batch 32768", 529.3},
                   {"--model mamba2-1.3b --total-batch 32768", 559.1},
-                  {"--model gdn2-h-1.3b --total-batch 32768", 537.2},
-                  {"--model kda-1.3b --total-batch 32768", 556.4},
+                  {"--model gdn2-1.3b --total-batch 32768", 528.5},
+                  {"--model gdn2-h-1.3b --total-batch 32768", 530.7},
+                  {"--model kda-1.3b --total-batch 32768", 534.6},
                   {"--model deltanet-1.3b --total-batch 32768", 496},
                   {"--model gdn-400m --total-batch 32768", 164.1}};
   for (size_t i = 0; i < sizeof measured / sizeof *measured; i++) {
