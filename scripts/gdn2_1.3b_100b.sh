@@ -9,16 +9,16 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        95.6 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         59,178 tokens/s on one H200, 119,379 on two: measured 2026-11-29, 8 x 4,096 tokens a micro-batch
+#   speed         61,999 tokens/s on one H200, 119,379 on two: measured 2026-11-30, two GPUs before channel decay got faster, 8 x 4,096 tokens a micro-batch
 #                 steps of 1 micro-batch on one, of 2 each on two: so two look faster than they are beside one
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
-#       1        59178        469.4          469         1408   measured
+#       1        61999        448.0          448         1344   measured
 #       2       119379        232.7          465         1396   measured
-#       8       460754         60.3          482         1447   extrapolated
-#      16       713335         38.9          623         1869   extrapolated
-#      32      1129532         24.6          787         2361   extrapolated
+#       8       482103         57.6          461         1383   extrapolated
+#      16       738656         37.6          602         1805   extrapolated
+#      32      1161043         23.9          766         2297   extrapolated
 # scripts/train_loop.sh says how more GPUs were reckoned, how to start it on them and on Slurm, and how to stop it.
-NAME=gdn2_1.3b_100b PRESET=gdn2-1.3b PARAMETERS=1450096416 RATE=59178 RATE2=119379
+NAME=gdn2_1.3b_100b PRESET=gdn2-1.3b PARAMETERS=1450096416 RATE=61999 RATE2=119379
 TOKENS=${TOKENS:-100B} # whole run; the environment may shorten it
 WARMUP=1B KEEP_EVERY=20000
 
