@@ -16,6 +16,7 @@ JUDGED = ["right", "lab", "sanitize"]  # whether the kernels are right; the othe
 ORDER = JUDGED + ["models", "bench", "input", "ranks", "curves"]
 HASH = re.compile(r"\bsources ([0-9a-f]{16})\b")
 DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
+COUNT = re.compile(r"\b(\d+) passed, (\d+) failed")
 
 
 def first_match(pattern, lines):
@@ -99,13 +100,16 @@ def wrong_with(name, section, needed, now):
     if section.sources != now:
         wrong.append(f"{name} is of other CUDA sources ({section.age()})")
     lines = [" ".join(line.split()) for line in section.body()]
+    if section.sources == now:  # else said once, above
+        named = [(line, first_match(HASH, [line])) for line in lines]
+        wrong += [f"{name}: {line[:40]} is of sources {h}" for line, h in named if h not in ("", now)]
     for start in needed:
         of = [line for line in lines if line.startswith(start + " ")]
         if not of:
             wrong.append(f"{name}: nothing of {start}")
-        if section.sources == now:  # else said once, above
-            wrong += [f"{name}: {start} is of sources {h}" for h in (first_match(HASH, [x]) for x in of) if h not in ("", now)]
-    counts = re.findall(r"\b(\d+) passed, (\d+) failed", "\n".join(lines))
+        if name == "lab":
+            wrong += [f"{name}: no count of {start}: {line[:40]}" for line in of if not COUNT.search(line)]
+    counts = COUNT.findall("\n".join(lines))
     if name != "sanitize" and not counts:
         wrong.append(f"{name}: no count of what passed")
     wrong += [f"{name}: {f} failed" for p, f in counts if int(f)]

@@ -170,6 +170,10 @@ def test_verdict_looks_into_sections():
         ("no-count", ("right", "1234 passed, 0 failed, 0 skipped", ""), "right: no count"),
         ("lab-failed", ("lab", "adamw              251 passed, 0", "adamw              250 passed, 1"), "lab: 1 failed"),
         ("lab-lost", ("lab", "delta_rule ", "delta "), "lab: nothing of delta_rule"),
+        ("lab-no-count", ("lab", "adamw              251 passed, 0 failed", "adamw              died"),
+         "lab: no count of adamw"),
+        ("line-of-other-in-right", ("right", "0.49", "0.49  (2026-11-30, sources 0123456789abcdef)"),
+         "is of sources 0123456789abcdef"),
         ("hazards", ("sanitize", "RACECHECK SUMMARY: 0 hazards", "RACECHECK SUMMARY: 7 hazards"), "7 hazards"),
         ("errors", ("sanitize", "ERROR SUMMARY: 0 errors", "ERROR SUMMARY: 10 errors"), "10 errors"),
         ("stopped", ("sanitize", "ERROR SUMMARY: 0 errors", "stopped after 240 s, 0 findings until then"), "stopped after 240 s"),
@@ -250,7 +254,7 @@ def test_parts_that_fail():
     # a part that is interrupted leaves what an earlier one found
     with open(os.path.join(c.parts, "right.txt")) as f:
         before = f.read()
-    c.program("test_gdncu", "echo 5 passed, 0 failed, 0 skipped\nkill -9 $(ps -o ppid= -p $PPID)\n")
+    c.program("test_gdncu", "echo 5 passed, 0 failed, 0 skipped\nread -r _ _ _ script _ </proc/$PPID/stat; kill -9 $script\n")
     c.run("right", want=-signal.SIGKILL)
     with open(os.path.join(c.parts, "right.txt")) as f:
         check(f.read() == before, "an interrupted part has replaced a whole one")
@@ -273,6 +277,9 @@ done
     check([re.search(r"preset=(\S+)", x).group(1) for x in lines] == ["fla-gdn-1b", "gdn-400m"], f"{lines}")
     check(lines[0].strip() == "THROUGHPUT preset=fla-gdn-1b gpus=1 B=8 T=4096 ms=509.4 tok_s=64326 mfu=54.0% floor_pct=92.6 "
           "peak_gib=100.7 first_step_s=7.3 first_step_warm_s=3.1", lines[0])
+    for what in ("printf '%-18s %5s %6s  ended: %s\\n' $model $batch $seq 'out of memory'", "true"):  # an end that is said, or not
+        c.put("dev/bench/bench_gpu.sh", f"#!/bin/bash\nwhile read -r model batch seq floor; do {what}; done\n", 0o755)
+        c.run("models", want=1, DATA="none")
 
 
 if __name__ == "__main__":
