@@ -467,8 +467,9 @@ static void test_documents(void) {
 }
 
 // Other tokens in the rest of a batch, in its row and in the other one, change no bit of a document's logits nor of the
-// gradients of its loss, wherever in chunks and tiles it begins and ends; on the CPU and on the GPU (field_cases: a
-// document of one token, two borders in a chunk, a border at 64, a row that begins with one).
+// gradients of its loss, wherever in chunks and tiles it begins and ends; on the CPU and on the GPU. The borders: two
+// in a chunk of 64; at the end of the first chunk and one token later; documents of one token, first in the row and
+// later.
 static void test_documents_apart(const EngineApi *api, const char *name, Config c) {
   enum { B = 2, T = 200, N = B * T, DOCUMENTS = 3 };
   static const int borders[][DOCUMENTS + 1] = {{0, 37, 88, T}, {0, 64, 65, T}, {0, 1, 2, T}, {0, 126, 127, T}};
@@ -725,7 +726,8 @@ static void count_error(const char *tensor, double part_of_limit, const char *at
     n_kinds++, snprintf(kinds[k].kind, sizeof kinds[k].kind, "%s", kind), kinds[k].worst = -1;
   }
   kinds[k].compared++;
-  if (!(part_of_limit <= kinds[k].worst)) {  // not finite: counts as the largest
+  // a NaN counts as the largest, and stays
+  if (!isnan(kinds[k].worst) && !(part_of_limit <= kinds[k].worst)) {
     kinds[k].worst = part_of_limit;
     snprintf(kinds[k].at, sizeof kinds[k].at, "%s", at);
   }
