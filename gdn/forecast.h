@@ -3,8 +3,7 @@
 // FLOPs per token, forward and backward, a multiplication and an addition counted as two:
 //   matrix products  6 for every element of a matrix that multiplies the token: 2 forward, 4 backward (head included,
 //                    embedding not; a tied head counts once)
-//   delta rule       chunks of C = 64; forward H 4CK + HV (6KV + 4CV + 2C^2/3): QK', KK', three products with the
-//   state,
+//   delta rule       chunks of C = 64; forward H 4CK + HV (6KV + 4CV + 2C^2/3): QK', KK', three with the state,
 //                    UA, UP, and the inverse; backward twice that without the inverse
 //   Mamba2           the same without erase: groups 2CN + heads (4NP + 2CP); backward twice
 //   attention        4 D heads for every key that a query sees, on average over the row; backward 2.5 times
@@ -380,7 +379,12 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
     fprintf(out, "  %-16s on a CPU at %.0f GFLOP/s a thread, with %d thread%s\n", time_text(d, f->cpu_seconds),
             FORECAST_CPU_FLOPS / 1e9, o->threads ? o->threads : 1, o->threads > 1 ? "s" : "");
   }
-  if (!divides || o->tokens_per_sec <= 0 || per_row > 0) {
+  if (divides && o->tokens_per_sec > 0 && per_row <= 0)
+    fprintf(out,
+            "  no other numbers of GPUs: at that speed a step of %.1f ms has no time beside the exchange of %.1f ms\n",
+            1e3 * (double)o->total_batch / (o->tokens_per_sec * o->ranks),
+            1e3 * gpu_exchange_time((double)t->total, o->ranks, o->nodes));
+  else {
     fprintf(out,
             "Scaling to more GPUs%s, %d in a machine, %.0f GB/s within it and %.0f GB/s to another, nothing hidden\n",
             per_row > 0 ? " from that speed" : "", GPUS_A_MACHINE, GPU_LINK_INSIDE / 1e9, GPU_LINK_BETWEEN / 1e9);

@@ -1,9 +1,9 @@
 // gpu_speed.h: how long a training step takes on GPUs like an H200, before it is run.
 //
 //   micro-batch  matrix products + kept activations, each of which is written and read some seven times + attention's
-//                products + what channel-wise decay costs beside them; the rates are fitted to thirteen models of 0.4 to
-//                1.45B parameters at 8 x 4096 tokens (dev/gpu_report.md), which they meet within 5%; from one H200
-//                to another the same run differs by 2%
+//                products + what channel-wise decay costs beside them; the rates are fitted to thirteen models of 0.4
+//                to 1.45B parameters at 8 x 4096 tokens (dev/gpu_report.md), which they meet within 4%, Mamba2 within
+//                7%; from one H200 to another the same run differs by 2%
 //   update       gradient norm and AdamW on the own shard, zeroing all gradients
 //   exchange     4 bytes a parameter of gradients and 2 of weights over each link; nothing is counted as hidden, for
 //                the kernels that exchange take multiprocessors from those that compute. Within a machine fitted to two
@@ -21,13 +21,13 @@
 #include "config.h"
 #include "engine.h"  // Recompute
 
-static const double GPU_MATMUL_RATE = 689e12;        // FLOP/s of the matrix products
-static const double GPU_KEPT_RATE = 624e9;           // bytes/s of activations that are kept for the backward pass
-static const double GPU_ATTENTION_RATE = 647e12;     // FLOP/s of attention
-static const double GPU_CHANNEL_SECONDS = 0.6e-11;   // a token and key channel of a value head with its own decay
-static const double GPU_UPDATE_SECONDS = 9.8e-12;    // a parameter
-static const double GPU_LINK_INSIDE = 250e9;         // bytes/s each way of a GPU within a machine
-static const double GPU_LINK_BETWEEN = 45e9;         // and to another machine
+static const double GPU_MATMUL_RATE = 689e12;       // FLOP/s of the matrix products
+static const double GPU_KEPT_RATE = 624e9;          // bytes/s of activations that are kept for the backward pass
+static const double GPU_ATTENTION_RATE = 647e12;    // FLOP/s of attention
+static const double GPU_CHANNEL_SECONDS = 0.6e-11;  // a token and key channel of a value head with its own decay
+static const double GPU_UPDATE_SECONDS = 9.8e-12;   // a parameter
+static const double GPU_LINK_INSIDE = 250e9;        // bytes/s each way of a GPU within a machine
+static const double GPU_LINK_BETWEEN = 45e9;        // and to another machine
 enum { GPUS_A_MACHINE = 8 };
 
 typedef struct {
@@ -62,7 +62,7 @@ static inline StepTime gpu_step_time(const Config *c, const ParamTable *t, doubl
 // The seconds that one rank takes for a row, exchange left out, where each of `ranks` does `speed` tokens/s together
 // with the others. What a step has beside its micro-batches is in it. 0 or less: so fast that no time is left.
 static inline double gpu_row_from_speed(double parameters, double speed, double rows, int64_t T, int ranks, int nodes) {
-  return ((double)T / speed) - gpu_exchange_time(parameters, ranks, nodes) * ranks / rows;
+  return (double)T / speed - gpu_exchange_time(parameters, ranks, nodes) * ranks / rows;
 }
 
 // The same step on other numbers of GPUs, 8 in a machine: a table, and where more of them stop paying. per_row: seconds

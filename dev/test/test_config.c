@@ -999,7 +999,8 @@ static void test_forecast(void) {
   }
 }
 
-// The time of a step against what one and two H200s took (dev/gpu_report.md): 10%.
+// The time of a step against what one and two H200s took (dev/gpu_report.md, or the run before it): the 5% by which the
+// rates miss the models that they are fitted to, and the 2% by which one H200 differs from another.
 static void test_forecast_time(void) {
   static const struct {
     const char *line;
@@ -1033,14 +1034,14 @@ static void test_forecast_time(void) {
     CHECK(parse(&o, &err, line) == 0, "%s", err.text);
     ParamTable t = param_table_build(&o.config);
     Forecast f = forecast_make(&o, &t);
-    CHECK(fabs(1e3 * f.gpu_step.step / measured[i].ms - 1) < 0.1, "%s: forecast %.0f ms, measured %.0f", line,
+    CHECK(fabs(1e3 * f.gpu_step.step / measured[i].ms - 1) < 0.07, "%s: forecast %.0f ms, measured %.0f", line,
           1e3 * f.gpu_step.step, measured[i].ms);
     param_table_free(&t);
   }
 }
 
-// A speed that is given: the hours and the table of other numbers of GPUs say the same; and no hours for a split that
-// cannot be run.
+// A speed that is given: the hours and the table of other numbers of GPUs say the same; no hours for a split that
+// cannot be run, and no table from a speed that leaves no time to compute.
 static void test_forecast_of_a_speed(void) {
   static const struct {
     const char *line;
@@ -1052,7 +1053,8 @@ static void test_forecast_of_a_speed(void) {
                {"--tokens-per-sec 15000 --ranks 128 --nodes 16 --batch 1", 128, 1920000},
                {"--tokens-per-sec 15000 --ranks 64 --nodes 8 --batch 8", 64, 0},
                {"--tokens-per-sec 15000 --ranks 256 --nodes 32 --batch 1", 256, 0},
-               {"--ranks 3 --batch 8", 3, 0}};
+               {"--ranks 3 --batch 8", 3, 0},
+               {"--tokens-per-sec 200000 --ranks 64 --nodes 8 --batch 2", 64, -12800000}};  // negative: no table
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     Options o;
     Error err;
@@ -1066,8 +1068,10 @@ static void test_forecast_of_a_speed(void) {
     forecast_print(out, &o, &t, &f);
     fclose(out);
     snprintf(row, sizeof row, "\n  %6d ", cases[i].ranks);
-    CHECK(!strstr(text, "it cannot be run like this") == (cases[i].speed > 0), "%s: %s", line, text);
+    CHECK(!strstr(text, "it cannot be run like this") == (cases[i].speed != 0), "%s: %s", line, text);
     CHECK(!strstr(text, "GPU hours") == !cases[i].speed, "%s: %s", line, text);
+    CHECK(!strstr(text, "no other numbers of GPUs") == (cases[i].speed >= 0), "%s: %s", line, text);
+    if (cases[i].speed < 0) CHECK(!strstr(text, "Scaling"), "%s: %s", line, text);
     if (cases[i].speed > 0) {
       double found = 0;
       CHECK(near(f.gpu_seconds, (double)o.tokens / cases[i].speed), "%s: %g s", line, f.gpu_seconds);
