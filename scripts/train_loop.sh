@@ -113,13 +113,19 @@ command=(--model "$MODEL" --train "$train" --val "$val" --out "$OUT" --tokens "$
 
 if [ "$DRY_RUN" = 1 ]; then
   forecast=(--dry-run --ranks "$GPUS" --nodes $(((GPUS + 7) / 8)))
-  # the trainer's hours and the dollars below come from one speed, the exchange in it. It is known of the script's model,
-  # and reckoned from the script's variables: options that say otherwise leave the hours to the trainer
+  # the trainer's hours and the dollars below come from one speed, the exchange in it. It is known of the script's model
+  # in rows of 4,096 tokens, and reckoned from the script's variables. Of options, those named here change neither that
+  # speed nor the length of the run; all others leave the hours to the trainer
   elsewhere=""
   if [ "$MODEL" != "$PRESET" ]; then elsewhere="MODEL=$MODEL"; fi
+  if [ "$SEQ_LEN" != 4096 ]; then elsewhere="SEQ_LEN=$SEQ_LEN"; fi
   for argument in "$@"; do
     case $argument in
-      --model* | --tokens* | --steps* | --total-batch* | --config*) elsewhere=$argument ;;
+      --dry-run* | --out* | --train | --train=* | --val | --val=* | --tokenizer* | --batch* | --seed* | --init | --init=*) ;;
+      --lr* | --min-lr* | --warmup* | --schedule* | --decay-fraction* | --weight-decay* | --decay-all*) ;;
+      --beta1* | --beta2* | --adam-eps* | --clip* | --eval-* | --log-every* | --tensorboard*) ;;
+      --save-every* | --keep* | --resume* | --stop-after* | --max-skips* | --hang-timeout* | --threads* | --device*) ;;
+      --*) elsewhere=$argument ;;
     esac
   done
   if [ -n "$elsewhere" ]; then measured=""; fi
@@ -138,7 +144,7 @@ if [ "$DRY_RUN" = 1 ]; then
   if [ -z "$elsewhere" ]; then
     costs "$GPUS"
   else
-    echo "    none with $elsewhere: they are known for $PRESET, with TOKENS and TOTAL_BATCH from the environment"
+    echo "    none with $elsewhere: they are known for $PRESET as it is, with TOKENS and TOTAL_BATCH from the environment"
   fi
   if [ -z "$measured" ]; then
     echo "    a checkpoint every $SAVE_EVERY steps"

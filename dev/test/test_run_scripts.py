@@ -53,7 +53,7 @@ def skip(what):
 
 
 def environment(**more):
-    names = "GDN_FAULT GPUS BATCH DATA OUT MODEL TOKENS TRAIN PRICE DRY_RUN COSTS HOSTFILE PROGRAM".split()
+    names = "GDN_FAULT GPUS BATCH SEQ_LEN TOTAL_BATCH DATA OUT MODEL TOKENS TRAIN PRICE DRY_RUN COSTS HOSTFILE PROGRAM".split()
     env = {k: v for k, v in os.environ.items() if k not in names and not k.startswith("SLURM_")}
     return {**env, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "RETRY_WAIT": "0", **more}
 
@@ -240,9 +240,19 @@ def test_one_answer():
             check(abs(table.get(gpus, 0) / rate - 1) < 1e-4, f"{script}, {gpus} GPUs: {rate}, table {table}")
             minutes = re.search(r"about every (\S+) minutes", out).group(1)
             check(abs(float(minutes) / (250 * 524288 / rate / 60) - 1) < 0.06, f"{script}, {gpus} GPUs: {minutes} minutes")
-    for args, env in ((["--tokens", "10B"], {}), ([], {"MODEL": "gdn-400m"})):  # not what was measured
+    # not what was measured: another length, model, form of it, or row
+    for args, env in (
+        (["--tokens", "10B"], {}),
+        ([], {"MODEL": "gdn-400m"}),
+        (["--layers", "9"], {}),
+        (["--decay", "off"], {}),
+        ([], {"SEQ_LEN": "16384"}),
+        (["--seq-len=2048"], {}),
+    ):
         out, _ = finish(start("gdn_1.3b_100b", *args, DRY_RUN="1", **env), 0, str(args))
         check("none with " in out and "$" not in out, f"{args} {env}: {out[-600:]}")
+    out, _ = finish(start("gdn_1.3b_100b", "--lr", "1e-4", "--seed=5", "--keep", "3", DRY_RUN="1"), 0, "a rate")
+    check("measured" in out and "none with" not in out, f"another learning rate: {out[-600:]}")
 
 
 def test_costs():
