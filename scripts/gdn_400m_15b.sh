@@ -10,8 +10,9 @@
 #   open          the text of the paper says 1B tokens of warm-up, its code 1% of the run
 #   memory        36.3 GiB of an H200 at micro-batches of 8 rows (--dry-run)
 #   disk          30 GB of shards, 4.5 GiB for a checkpoint: the newest 2 and one every 5,000 steps are kept
-#   speed         199,727 tokens/s on one H200, 394,401 on two: measured 2026-11-29 and 2026-11-30, 8 x 4,096 tokens a micro-batch
-#                 steps of 1 micro-batch on one, of 2 each on two: so two look faster than they are beside one
+#   speed         199,727 tokens/s on one H200, 394,401 on two
+#                 measured 2026-11-29 and 2026-11-30, 8 x 4,096 tokens a micro-batch
+#                 steps of 1 micro-batch on one, of 2 each on two, where the update weighs less
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
 #       1       199727         20.9           21           63   measured
 #       2       394401         10.6           21           63   measured

@@ -10,8 +10,9 @@
 #   open          the text of the papers says 0.5M tokens a step, the file names of their code 2M and 4M (TOTAL_BATCH)
 #   memory        85.2 GiB of an H200 at micro-batches of 8 rows (--dry-run; BATCH=4 for a GPU of 80 GB)
 #   disk          200 GB of shards, 16.2 GiB for a checkpoint: the newest 2 and one every 20,000 steps are kept
-#   speed         60,507 tokens/s on one H200, 119,615 on two: measured 2026-11-29 and 2026-11-30, 8 x 4,096 tokens a micro-batch
-#                 steps of 1 micro-batch on one, of 2 each on two: so two look faster than they are beside one
+#   speed         60,507 tokens/s on one H200, 119,615 on two
+#                 measured 2026-11-29 and 2026-11-30, 8 x 4,096 tokens a micro-batch
+#                 steps of 1 micro-batch on one, of 2 each on two, where the update weighs less
 #    GPUs     tokens/s        hours    GPU hours      dollars   at $3.00 a GPU hour
 #       1        60507        459.1          459         1377   measured
 #       2       119615        232.2          464         1393   measured

@@ -46,13 +46,13 @@ def median(run):
     return steps[len(steps) // 2]
 d = median(name)
 times = d["tokens_per_s"] / median(of)["tokens_per_s"] if of != "-" else 1
-print(f"{model:14s} {ranks:>4s} {batch:>5s} {seq:>6s} {micro:>5s} {d['ms']:9.1f} {d['tokens_per_s']:10,.0f} "
+print(f"{model:18s} {ranks:>4s} {batch:>5s} {seq:>6s} {micro:>5s} {d['ms']:9.1f} {d['tokens_per_s']:10,.0f} "
       f"{d.get('exchange_gb', 0):6.2f} {d.get('exchange_ms', 0):6.1f} {int(open(f'{work}/{name}.mem').read()) / 1024:7.1f} "
       f"{times:6.3f}", flush=True)
 PY
 }
 
-printf '%-14s %4s %5s %6s %5s %9s %10s %6s %6s %7s %6s\n' model GPUs batch seq micro ms tokens/s GB wait GiB times
+printf '%-18s %4s %5s %6s %5s %9s %10s %6s %6s %7s %6s\n' model GPUs batch seq micro ms tokens/s GB wait GiB times
 n=0
 while read -r model batch seq; do
   [ -n "$model" ] || continue
