@@ -7,7 +7,7 @@
 # for the runs (default: a fresh one, removed at the end; given: logs stay, checkpoints do not).
 #   PARTS   "overfit bits curves move"     MODEL  gdn-100m     CPU_PROGRAM  for curves and move: as in check_pytorch.sh
 #   ARGS    further options for overfit and bits (tests of this script on CPUs); CURVES_ARGS: options of check_pytorch.py
-# About 4 minutes on an H200, and those of move, mostly CPU time. Lines PASS or FAIL with numbers; the last one counts. Exit
+# About 4 minutes on an H200 without move, which is mostly CPU_PROGRAM's time. Lines PASS or FAIL with numbers; the last one counts. Exit
 # status 0: all passed, 1: not, 2: wrong arguments.
 set -u
 cd "$(dirname "$0")/../.." || exit 3
@@ -128,7 +128,7 @@ move_train() { # PROGRAM NAME STEPS: goes on with the run WORK/NAME up to STEPS
 }
 check_move() {
   [ -x "$cpu" ] || { failure "move: no CPU program $cpu"; return; }
-  rm -rf "$work"/move*
+  rm -rf "$work"/move* "$work"/stayed* # an earlier call's logs would be gone on with
   "$python" - "$work" <<'PY' || { failure "move: no text"; return; }
 import sys
 sys.path.insert(0, "dev/test")
@@ -153,7 +153,8 @@ same = same and all(a["batch_hash"] == b["batch_hash"] for a, b in zip(moved, st
 worst, at = max((abs(a["loss"] / b["loss"] - 1), a["step"]) for a, b in zip(moved, stayed))
 print(f"180 steps, on CPUs from 61 to 120: {'the same' if same else 'OTHER'} steps and batches; loss {moved[0]['loss']:.4f} to "
       f"{moved[-1]['loss']:.4f}, from that of the run that stayed {100 * worst:.3f}% at most (step {at}), limit 0.5%")
-sys.exit(not (same and worst <= 0.005 and moved[-1]["loss"] < 0.67 * moved[0]["loss"]))
+# below half of the first loss, 2.8 nats: the frequencies of this text's bytes alone give 3.55
+sys.exit(not (same and worst <= 0.005 and moved[-1]["loss"] < 0.5 * moved[0]["loss"]))
 PY
   ) && pass "move: $line" || failure "move: $line"
 
