@@ -1,9 +1,9 @@
 // adamw.cuh: the update over the flat parameter arena, and the global gradient norm.
 //
 //   g = scale grad       m = b1 m + (1 - b1) g       v = b2 v + (1 - b2) g^2
-//   w = w - lr (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay w)        (Loshchilov and Hutter, arXiv
-//   1711.05101)
+//   w = w - lr (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay w)
 //
+// (Loshchilov and Hutter, arXiv 1711.05101)
 // All fp32; the bf16 copy that the matrix products read is written in the same pass. Which parameters decay is one bit
 // for each 8 elements (tensors start at multiples of 8 and are padded to them): 1 / 64 byte an element.
 // Bytes an element: update 30, norm 4. Whether a step is taken at all, and clipping, is the training loop's.

@@ -32,6 +32,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 // 2^min(x, 0): exponents that stand for a decay never exceed 0; those between two documents may, and are masked later.
+// A NaN becomes 1.
 __device__ __forceinline__ float decay_factor(float x) { return exp2_approx(fminf(x, 0.0f)); }
 // a_t of one channel: g log2 e, not below the floor
 __device__ __forceinline__ float gate_log2(GateRate A, float x) {
@@ -43,8 +44,8 @@ __device__ __forceinline__ float gate_log2_general(GateRate A, float x, float lo
   return lower_bound != 0.0f ? lower_bound * LOG2_E * sigmoid(A.rate * x) : gate_log2(A, x);
 }
 
-// Two rows of two channels, in this order: (row, channel) (row, channel + 1) (other row, channel) (other row, channel +
-// 1).
+// Two rows of two channels, in this order: (row, channel) (row, channel + 1) (other row, channel)
+// (other row, channel + 1).
 struct RowPairs {
   float x[4];
 };

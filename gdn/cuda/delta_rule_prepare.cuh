@@ -10,9 +10,8 @@
 // writes A and P (bf16, 8 KiB each) and four rows of 64 numbers (fp32, 1 KiB) per chunk and head: G, beta, 2^G_i (0
 // where the carried-in state does not reach) and 2^(G_63 - G_j) (0 where j does not reach the next chunk).
 //
-// defines: DeltaRuleArgs, ChunkVectors, exp_approx, softplus, sigmoid, GateRate, gate_value, gate_slope,
-// invert_unit_lower,
-//          delta_rule_prepare_kernel, PrepareLayout
+// defines: DeltaRuleArgs, ChunkVectors, exp_approx, reciprocal, softplus, sigmoid, GateRate, gate_rate, gate_value,
+//          gate_slope, PrepareLayout, invert_unit_lower, delta_rule_prepare_kernel
 #ifndef GDN_CUDA_DELTA_RULE_PREPARE_CUH
 #define GDN_CUDA_DELTA_RULE_PREPARE_CUH
 

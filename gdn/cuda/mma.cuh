@@ -183,7 +183,8 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
-// To nearest, ties away from 0; the bits that the product cuts off are not cleared.
+// To nearest, ties away from 0; the bits that the product cuts off are not cleared. Infinity stays; the NaN that
+// arithmetic makes (0x7fffffff) becomes -0, or what the product takes for it.
 __device__ __forceinline__ uint32_t round_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
 // Two fp32 to two bf16 (round to nearest even), the first in the low half.
