@@ -15,7 +15,7 @@ GPU, TRITON_INTERPRET=1 runs fla's kernels on the CPU (numpy below 2.4): rows of
   --folder  checkpoint folders of any size, with rows of the shards that --val names: loaded as in "to fla" and compared in
             the same way, for rows of 256 and 1,024 tokens; nothing is disturbed. For models that were really trained.
 
-Always both programs compute the logits of the same tokens in fp32, for rows of 64 (where fla runs its recurrent
+In the three directions both programs compute the logits of the same tokens in fp32, for rows of 64 (where fla runs its recurrent
 kernels) and of 200 tokens (its chunk kernels), and the loss. The error is the largest over all positions of
 max|ours - fla's| / max|fla's|; the limit is LIMIT. So that agreement means something, every tensor of the model is
 disturbed in turn, which must move the logits by ten times the error at least: a tensor that no layer read, or one in
