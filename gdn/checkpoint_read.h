@@ -1,9 +1,11 @@
 // checkpoint_read.h: loads weights and moments from a checkpoint (checkpoint.h).
 //
-// defines: CheckpointWrite, LOAD_PARAMS, LOAD_MOMENTS, LOAD_VERIFY, checkpoint_load, checkpoint_tensor,
-//          checkpoint_deliver
+// defines: CheckpointWrite, LOAD_PARAMS, LOAD_MOMENTS, LOAD_VERIFY, LOAD_ANY_NUMBERS, checkpoint_load,
+//          checkpoint_tensor, checkpoint_deliver
 #ifndef GDN_CHECKPOINT_READ_H
 #define GDN_CHECKPOINT_READ_H
+
+#include <math.h>
 
 #include "checkpoint_plan.h"
 
@@ -11,7 +13,7 @@
 // argument. CheckpointRead is the other direction (snapshot.h).
 typedef void (*CheckpointWrite)(void *ctx, int arena, int64_t first, int64_t count, const float *src);
 
-enum { LOAD_PARAMS = 1, LOAD_MOMENTS = 2, LOAD_VERIFY = 4 };
+enum { LOAD_PARAMS = 1, LOAD_MOMENTS = 2, LOAD_VERIFY = 4, LOAD_ANY_NUMBERS = 8 };
 
 // "[2, 3]" of a shape.
 static MAYBE_UNUSED const char *checkpoint_shape(char *dst, size_t size, int ndim, const int64_t *shape) {
@@ -41,9 +43,22 @@ static MAYBE_UNUSED const SafetensorsTensor *checkpoint_tensor(const Safetensors
   return NULL;
 }
 
-// Delivers the part of one tensor (NULL: zeros) that lies in first .. first+count-1.
+// The index of the first number that is not finite; count if there is none.
+static MAYBE_UNUSED int64_t checkpoint_not_finite(const float *x, int64_t count) {
+  uint32_t bits, bad = 0;
+  for (int64_t i = 0; i < count; i++) {  // without a branch: billions of weights are read
+    memcpy(&bits, x + i, 4);
+    bad |= (bits & 0x7f800000) == 0x7f800000;
+  }
+  int64_t i = bad ? 0 : count;
+  while (i < count && isfinite(x[i])) i++;
+  return i;
+}
+
+// Delivers the part of one tensor (NULL: zeros) that lies in first .. first+count-1. Without LOAD_ANY_NUMBERS in `what`
+// a number that is not finite is an error: no run writes one, and what a kernel makes of it is not always seen.
 static MAYBE_UNUSED int checkpoint_deliver(const Safetensors *f, const SafetensorsTensor *t, const ParamSpec *s,
-                                           Arena arena, int64_t first, int64_t count, float *piece,
+                                           Arena arena, int64_t first, int64_t count, int what, float *piece,
                                            CheckpointWrite write, void *ctx, Error *err) {
   int64_t from = s->offset > first ? s->offset : first;
   int64_t to = s->offset + s->count < first + count ? s->offset + s->count : first + count;
@@ -53,6 +68,12 @@ static MAYBE_UNUSED int checkpoint_deliver(const Safetensors *f, const Safetenso
       memset(piece, 0, (size_t)size * 4);
     else if (safetensors_read(f, t, from - s->offset, size, piece, err))
       return EXIT_CHECKPOINT;
+    int64_t bad = what & LOAD_ANY_NUMBERS ? size : checkpoint_not_finite(piece, size);
+    if (bad < size)
+      return error_set(err, EXIT_CHECKPOINT,
+                       "%s: tensor %s: element %lld is %g: needed finite numbers; inspect shows how many are not, take "
+                       "an earlier checkpoint",
+                       f->path, t->name, (long long)(from - s->offset + bad), (double)piece[bad]);
     write(ctx, arena, from, size, piece);
   }
   return 0;
@@ -60,7 +81,7 @@ static MAYBE_UNUSED int checkpoint_deliver(const Safetensors *f, const Safetenso
 
 // One arena from a file whose tensors are named prefix + NAME.
 static MAYBE_UNUSED int checkpoint_load_arena(const Safetensors *f, const char *prefix, const ParamTable *t,
-                                              Arena arena, int64_t first, int64_t count, float *piece,
+                                              Arena arena, int64_t first, int64_t count, int what, float *piece,
                                               CheckpointWrite write, void *ctx, Error *err) {
   char name[160];
   for (int check = 1; check >= 0; check--)  // nothing is delivered from a file that does not fit
@@ -69,14 +90,15 @@ static MAYBE_UNUSED int checkpoint_load_arena(const Safetensors *f, const char *
       const SafetensorsTensor *tensor = NULL;
       snprintf(name, sizeof name, "%s%s", prefix, s->name);
       if (s->name[0] && !(tensor = checkpoint_tensor(f, name, s, err))) return EXIT_CHECKPOINT;
-      if (!check && checkpoint_deliver(f, tensor, s, arena, first, count, piece, write, ctx, err))
+      if (!check && checkpoint_deliver(f, tensor, s, arena, first, count, what, piece, write, ctx, err))
         return EXIT_CHECKPOINT;
     }
   return 0;
 }
 
 // Delivers the elements first .. first+count-1 of the arenas (count 0: all) to `write`; padding is delivered as zeros.
-// `what`: LOAD_PARAMS, LOAD_MOMENTS, and LOAD_VERIFY to check the hashes before (not needed after checkpoint_find).
+// `what`: LOAD_PARAMS, LOAD_MOMENTS, LOAD_VERIFY to check the hashes before (not needed after checkpoint_find), and
+// LOAD_ANY_NUMBERS to take what is not finite too.
 // EXIT_CHECKPOINT: damaged, or of another model (the first field that differs is named).
 static MAYBE_UNUSED int checkpoint_load(const char *dir, const Config *c, const ParamTable *t, int64_t first,
                                         int64_t count, int what, CheckpointWrite write, void *ctx, Error *err) {
@@ -101,9 +123,9 @@ static MAYBE_UNUSED int checkpoint_load(const char *dir, const Config *c, const 
     if (f.n != (i ? 2 : 1) * specs)
       rc = error_set(err, EXIT_CHECKPOINT, "%s: %lld tensors, needed %lld", path, (long long)f.n,
                      (long long)((i ? 2 : 1) * specs));
-    if (!rc && !i) rc = checkpoint_load_arena(&f, "", t, ARENA_PARAM, first, count, piece, write, ctx, err);
-    if (!rc && i) rc = checkpoint_load_arena(&f, "exp_avg.", t, ARENA_M, first, count, piece, write, ctx, err);
-    if (!rc && i) rc = checkpoint_load_arena(&f, "exp_avg_sq.", t, ARENA_V, first, count, piece, write, ctx, err);
+    if (!rc && !i) rc = checkpoint_load_arena(&f, "", t, ARENA_PARAM, first, count, what, piece, write, ctx, err);
+    if (!rc && i) rc = checkpoint_load_arena(&f, "exp_avg.", t, ARENA_M, first, count, what, piece, write, ctx, err);
+    if (!rc && i) rc = checkpoint_load_arena(&f, "exp_avg_sq.", t, ARENA_V, first, count, what, piece, write, ctx, err);
     safetensors_free(&f);
   }
   free(piece);

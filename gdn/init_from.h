@@ -88,8 +88,8 @@ static MAYBE_UNUSED int init_from_extra(const Safetensors *f, const SafetensorsT
 // --init-from: the parameters of a Hugging Face folder, ours or fla's (hf_config_read gives its Config): one
 // model.safetensors or shards with model.safetensors.index.json; F32, BF16 or F16. Every tensor of the model must be
 // there in its shape, and no other, except that attn.D of old gated_deltanet files, a b_proj.bias of zeros and a head
-// equal in name to a tied embedding are left out with a note.
-static MAYBE_UNUSED int checkpoint_init_from(const char *dir, const Config *c, const ParamTable *t,
+// equal in name to a tied embedding are left out with a note. `what`: 0, or LOAD_ANY_NUMBERS.
+static MAYBE_UNUSED int checkpoint_init_from(const char *dir, const Config *c, const ParamTable *t, int what,
                                              CheckpointWrite write, void *ctx, CheckpointNote note, void *note_ctx,
                                              Error *err) {
   Safetensors *files = NULL;
@@ -114,7 +114,7 @@ static MAYBE_UNUSED int checkpoint_init_from(const char *dir, const Config *c, c
       if (s->name[0] && !(tensor = checkpoint_tensor(&files[i], s->name, s, err)))
         rc = EXIT_CHECKPOINT;
       else if (!check)
-        rc = checkpoint_deliver(&files[i], tensor, s, ARENA_PARAM, 0, t->total, piece, write, ctx, err);
+        rc = checkpoint_deliver(&files[i], tensor, s, ARENA_PARAM, 0, t->total, what, piece, write, ctx, err);
     }
   for (int i = 0; i < n_files; i++) safetensors_free(&files[i]);
   free(files);

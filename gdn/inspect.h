@@ -86,9 +86,9 @@ static inline int inspect_model(const char *path, FolderKind kind, Error *err) {
   model_print(&c, table.params);
   InspectSink sink = {&table, (TensorStats *)alloc_zeroed(table.n, sizeof(TensorStats), "statistics"), 0};
   if (kind == FOLDER_CHECKPOINT)
-    code = checkpoint_load(path, &c, &table, 0, 0, LOAD_PARAMS, inspect_take, &sink, err);
+    code = checkpoint_load(path, &c, &table, 0, 0, LOAD_PARAMS | LOAD_ANY_NUMBERS, inspect_take, &sink, err);
   else
-    code = checkpoint_init_from(path, &c, &table, inspect_take, &sink, NULL, NULL, err);
+    code = checkpoint_init_from(path, &c, &table, LOAD_ANY_NUMBERS, inspect_take, &sink, NULL, NULL, err);
   if (!code) inspect_print_tensors(&table, sink.stats);
   free(sink.stats);
   param_table_free(&table);

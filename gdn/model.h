@@ -167,7 +167,7 @@ static inline int folder_config(const char *path, FolderKind kind, Config *c, Ch
 static inline int model_load(Model *m, const char *path, FolderKind kind, Error *err) {
   if (kind == FOLDER_CHECKPOINT)
     return checkpoint_load(path, &m->config, &m->table, 0, 0, LOAD_PARAMS | LOAD_VERIFY, model_write, m, err);
-  return checkpoint_init_from(path, &m->config, &m->table, model_write, m, NULL, NULL, err);
+  return checkpoint_init_from(path, &m->config, &m->table, 0, model_write, m, NULL, NULL, err);
 }
 
 // One line about a model: name, mixers, sizes.

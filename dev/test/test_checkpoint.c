@@ -1099,7 +1099,7 @@ static void test_init_from(void) {
     if (m.a[0][i] != 0) m.a[0][i] = (float)((int64_t)(rng() % 255) - 127);  // exact in every dtype
   const char *dir = fresh("init");
   int all = m.t.n;
-#define INIT() checkpoint_init_from(dir, &c, &n.t, model_write, &n, take_note, NULL, &err)
+#define INIT() checkpoint_init_from(dir, &c, &n.t, 0, model_write, &n, take_note, NULL, &err)
 #define SAME() (!memcmp(m.a[0], n.a[0], (size_t)m.t.total * 4))
   CHECK(INIT() == EXIT_CHECKPOINT && strstr(err.text, "model.safetensors"), "%s", err.text);
   for (int type = DTYPE_F32; type <= DTYPE_BF16; type++) {
@@ -1107,6 +1107,19 @@ static void test_init_from(void) {
     memset(n.a[0], 0x7f, (size_t)m.t.total * 4);
     CHECK(!INIT() && SAME(), "%s: %s", dtype_name((DType)type), err.text);
   }
+  // what is not finite is refused, with its place, but given to who asks for any numbers
+  const ParamSpec *A_log = &m.t.specs[param_find(&m.t, "model.layers.0.attn.A_log")];
+  float keep = m.a[0][A_log->offset + 1];
+  for (int type = DTYPE_F32; type <= DTYPE_BF16; type++)
+    for (int kind = 0; kind < 3 && type != DTYPE_F16; kind++) {  // write_model has no such halves
+      m.a[0][A_log->offset + 1] = kind == 0 ? NAN : kind == 1 ? INFINITY : -INFINITY;
+      write_model(join(dir, "model.safetensors"), &m, (DType)type, 0, all, NULL, NULL, 0, 0, NULL);
+      CHECK(INIT() == EXIT_CHECKPOINT && strstr(err.text, "model.layers.0.attn.A_log: element 1 is "), "%s", err.text);
+      CHECK(!checkpoint_init_from(dir, &c, &n.t, LOAD_ANY_NUMBERS, model_write, &n, take_note, NULL, &err) &&
+                !isfinite(n.a[0][A_log->offset + 1]) && isfinite(n.a[0][A_log->offset]),
+            "%s", err.text);
+    }
+  m.a[0][A_log->offset + 1] = keep;
   write_model(join(dir, "model.safetensors"), &m, DTYPE_F32, 0, all, NULL, "model.layers.0.attn.D", 2, 1, NULL);
   notes[0] = 0;
   CHECK(!INIT() && SAME() && strstr(notes, "attn.D"), "%s %s", err.text, notes);
