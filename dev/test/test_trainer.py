@@ -604,6 +604,7 @@ def test_dry_run():
     cwd = folder("dry")
     text, _ = run(["--model", "gdn-1.3b", "--dry-run"], cwd=cwd)
     check("1,446,891,696" in text, text[-2000:])
+    run(["--model", "gdn-1.3b", "--recompute", "all", "--dry-run"], cwd=cwd)  # forecast without a GPU, too
     check(os.listdir(cwd) == [], "a dry run left something behind")
 
 
