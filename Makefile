@@ -159,7 +159,10 @@ CUDA_OPS   = $(CUDA_BUILD)/delta_rule.o $(CUDA_BUILD)/sliding_attention.o
 # binaries that another machine runs: make train_gdncu STATIC=1 takes jansson and xxHash in
 CUDA_LIBS  = -lcublasLt $(if $(STATIC),-l:libjansson.a -l:libxxhash.a,-ljansson -lxxhash) -lpthread -lm
 
-$(CUDA_BUILD)/%.o: gdn/cuda/%.cu $(wildcard gdn/cuda/*) gdn/check.h
+have-nvcc:
+	@command -v $(NVCC) >/dev/null || { echo "make: no $(NVCC): the GPU programs need the CUDA toolkit. Where it is not in PATH:" \
+	  "make NVCC=/usr/local/cuda/bin/nvcc ..." >&2; exit 3; }
+$(CUDA_BUILD)/%.o: gdn/cuda/%.cu $(wildcard gdn/cuda/*) gdn/check.h | have-nvcc
 	@mkdir -p $(CUDA_BUILD)
 	$(NVCC) $(NVFLAGS) -c $< -o $@
 # several GPUs where MPI and NCCL are there (MPI=0: never)
@@ -167,9 +170,9 @@ NCCL_FLAGS = $(CUDA_BUILD)/nccl_flags
 $(NCCL_FLAGS): ALWAYS $(MPI_FLAGS)
 	@mkdir -p $(CUDA_BUILD)
 	@NVCC='$(NVCC)' scripts/nccl_flags.sh "$$(cat $(MPI_FLAGS))" >$@.new; cmp -s $@.new $@ || cp $@.new $@
-$(CUDA_BUILD)/train_gdncu.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS) $(NCCL_FLAGS)
+$(CUDA_BUILD)/train_gdncu.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS) $(NCCL_FLAGS) | have-nvcc
 	$(NVCC) $(NVFLAGS) -DGDN_BUILD='"$(shell git describe --always --dirty 2>/dev/null)"' $$(cat $(NCCL_FLAGS)) -c $< -o $@
-$(CUDA_BUILD)/engine_cuda.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS)
+$(CUDA_BUILD)/engine_cuda.o: train_gdn.cu $(HEADERS) $(wildcard gdn/cuda/*) $(DEPS) | have-nvcc
 	@mkdir -p $(CUDA_BUILD)
 	$(NVCC) $(NVFLAGS) -DGDN_NO_MAIN -c $< -o $@
 train_gdncu: $(CUDA_BUILD)/train_gdncu.o $(CUDA_OPS) $(NCCL_FLAGS)
@@ -213,4 +216,4 @@ gpu-check: lab train_gdncu test_gdncu
 	@DATA='$(DATA)' dev/gpu_check.sh right lab sanitize bench models input report
 gpu-report-check:
 	@dev/gpu_check.sh verdict
-.PHONY: gpu-check gpu-report-check
+.PHONY: gpu-check gpu-report-check have-nvcc

@@ -1926,7 +1926,11 @@ const EngineApi engine_cpu_f32 = {"cpu-f32",
 // when they are loaded, so it is set here and the program starts itself once more.
 static void wait_asleep(char **argv) {
   if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
-  if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv("/proc/self/exe", argv);  // where it cannot, it goes on as it is
+  char program[4096];  // its path, not the link in /proc: top and pkill would know it as "exe"
+  ssize_t n = readlink("/proc/self/exe", program, sizeof program);
+  if (n <= 0 || n >= (ssize_t)sizeof program) return;
+  program[n] = 0;
+  if (!setenv("OMP_WAIT_POLICY", "passive", 1)) execv(program, argv);  // where it cannot, it goes on as it is
 }
 
 int main(int argc, char **argv) {

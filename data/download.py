@@ -57,7 +57,7 @@ def list_files(repo, pattern, revision, retries, warn):
         import huggingface_hub
         import huggingface_hub.errors as errors
     except ImportError:
-        raise DataError("the Python package huggingface_hub is missing: pip install -r data/requirements.txt", 3)
+        raise DataError("the Python package huggingface_hub is missing: run scripts/setup.sh test and use .venv/bin/python", 3)
     final = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
     api, folder = huggingface_hub.HfApi(), pattern.rpartition("/")[0].partition("*")[0].rstrip("/")
     for attempt in range(retries + 1):
@@ -76,8 +76,9 @@ def list_files(repo, pattern, revision, retries, warn):
             raise DataError(f"{api.endpoint}: {repo} at {revision}: {_line(e)}")
         except Exception as e:  # of several packages: broken connections, error pages, answers that are not JSON
             if attempt == retries:
-                raise DataError(f"{api.endpoint}: cannot list the files of {repo} at {revision}: {_line(e)}")
-            warn(f"{api.endpoint}: cannot list the files of {repo}: {_line(e)}; trying again")
+                problem = f"{api.endpoint}: cannot list the files of {repo} at {revision}: {_line(e)}"
+                raise DataError(f"{problem}; HF_ENDPOINT names a mirror")
+            warn(f"{api.endpoint}: cannot list the files of {repo}: {_line(e)}; trying again in {backoff(attempt):g} s")
             time.sleep(backoff(attempt))
     if not found:
         raise DataError(f"{api.endpoint}: {repo} at {commit} has no file {pattern}")

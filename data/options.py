@@ -40,8 +40,8 @@ def parse_options(dataset, argv):
     )
     add("--out", required=True, metavar="DIR", help="folder for everything, made if it is not there")
     add("--name", help="first part of the shards' names (default: the dataset and its config)")
-    add("--tokenizer", default="llama2", metavar="FILE", help="a SentencePiece model, or llama2: downloaded (default)")
-    add("--bytes", action="store_true", help="no tokenizer: a token is a byte, 256 is BOS")
+    add("--tokenizer", default="llama2", metavar="FILE", help="a SentencePiece model, bytes, or llama2: downloaded (default)")
+    add("--bytes", action="store_true", help="the same as --tokenizer bytes: a token is a byte, 256 is BOS")
     add(
         "--jobs",
         type=number(int, 1, 4096),
@@ -104,6 +104,7 @@ def parse_options(dataset, argv):
     add("--samples", type=number(int, 1, 10**6), default=100, metavar="N", help="documents that verify compares (100)")
     add("--shards-only", action="store_true", help="verify without the sources, which may be gone")
     o = p.parse_args(argv)
+    o.bytes |= o.tokenizer == "bytes"  # as the trainer calls it
     o.config = getattr(o, "config", default_config)
     if not o.name:
         o.name = dataset.name + ("_" + o.config.removeprefix("sample-") if len(dataset.configs) > 1 else "")

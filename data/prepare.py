@@ -29,7 +29,7 @@ try:
     from shardfile import DataError
 except ImportError as e:
     print(
-        f"prepare.py: error: the Python package {e.name} is missing: pip install -r data/requirements.txt",
+        f"prepare.py: error: the Python package {e.name} is missing: run scripts/setup.sh test and use .venv/bin/python",
         file=sys.stderr,
     )
     sys.exit(3)
@@ -78,8 +78,10 @@ def parse_options(argv):
     p.add_argument("--out", required=True, metavar="DIR", help="folder for the shards, made if it is not there")
     p.add_argument("--name", required=True, help="first part of the shards' names")
     which = p.add_mutually_exclusive_group(required=True)
-    which.add_argument("--tokenizer", metavar="FILE", help="a SentencePiece model (tokenizer.model)")
-    which.add_argument("--bytes", action="store_true", help="no tokenizer: a token is a byte, 256 is BOS")
+    which.add_argument("--tokenizer", metavar="FILE", help="a SentencePiece model (tokenizer.model), or bytes")
+    which.add_argument(
+        "--bytes", action="store_true", help="the same as --tokenizer bytes: a token is a byte, 256 is BOS"
+    )
     p.add_argument(
         "--val-fraction",
         type=number(float, 0, 1, True),
@@ -132,6 +134,8 @@ def parse_options(argv):
         help="count n-grams on the first N training tokens (default 50000000; about 25 bytes of memory each)",
     )
     o = p.parse_args(argv)
+    if o.tokenizer == "bytes":  # as the trainer calls it
+        o.tokenizer, o.bytes = None, True
     textfiles.check_name_and_separator(p, o)
     return o
 
@@ -155,7 +159,7 @@ def load_tokenizer(o):
     try:
         import sentencepiece
     except ImportError:
-        raise DataError("the Python package sentencepiece is missing: pip install -r data/requirements.txt", 3)
+        raise DataError("the Python package sentencepiece is missing: run scripts/setup.sh test and use .venv/bin/python", 3)
     with open(o.tokenizer, "rb") as f:
         data = f.read()
     try:

@@ -272,7 +272,13 @@ static inline const char *time_text(char text[24], double s) {
   else if (s < 48 * 3600)
     snprintf(text, 24, "%.1f h", s / 3600);
   else
-    snprintf(text, 24, "%.3g days", s / 86400);
+    snprintf(text, 24, s < 1000 * 86400 ? "%.3g days" : "%.0f days", s / 86400);
+  return text;
+}
+
+// GPU hours: three digits, all of them from a thousand on
+static inline const char *hours_text(char text[24], double hours) {
+  snprintf(text, 24, hours < 1000 ? "%.3g" : "%.0f", hours);
   return text;
 }
 
@@ -366,13 +372,13 @@ static inline void forecast_print(FILE *out, const Options *o, const ParamTable 
   if (!divides)
     fprintf(out, "  none for a split that cannot be run; those below can\n");
   else if (o->tokens_per_sec > 0) {
-    fprintf(out, "  %-16s at --tokens-per-sec %g a rank: %.3g GPU hours\n", time_text(d, f->gpu_seconds),
-            o->tokens_per_sec, f->gpu_seconds / 3600 * o->ranks);
+    fprintf(out, "  %-16s at --tokens-per-sec %g a rank: %s GPU hours\n", time_text(d, f->gpu_seconds),
+            o->tokens_per_sec, hours_text(e, f->gpu_seconds / 3600 * o->ranks));
     per_row = gpu_row_from_speed((double)t->total, o->tokens_per_sec, (double)(o->total_batch / o->seq_len), o->seq_len,
                                  o->ranks, o->nodes);
   } else {
-    fprintf(out, "  %-16s on %d GPU%s like an H200: %.3g GPU hours\n", time_text(d, f->gpu_seconds), o->ranks,
-            o->ranks > 1 ? "s" : "", f->gpu_seconds / 3600 * o->ranks);
+    fprintf(out, "  %-16s on %d GPU%s like an H200: %s GPU hours\n", time_text(d, f->gpu_seconds), o->ranks,
+            o->ranks > 1 ? "s" : "", hours_text(e, f->gpu_seconds / 3600 * o->ranks));
     fprintf(out,
             "  a step           %.0f ms: micro-batches of %.0f ms, update %.0f ms, exchange %.0f ms; %.0f tokens/s\n",
             1e3 * s->step, 1e3 * s->micro, 1e3 * s->update, 1e3 * s->exchange, s->tokens_per_s);

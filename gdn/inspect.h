@@ -114,7 +114,8 @@ static inline int inspect_run(const char *path, int verify, Error *err) {
   }
   checkpoint_list_free(&list);
   code = checkpoint_find(path, newest, NULL, NULL, err);
-  if (!code && !newest[0]) code = error_set(err, EXIT_CHECKPOINT, "%s: holds no checkpoint, model or shard", path);
+  if (!code && !newest[0])
+    code = error_set(err, EXIT_CHECKPOINT, "%s: holds no checkpoint, model or shard; name a run's folder", path);
   if (!code) printf("  newest that holds: %s\n", newest);
   if (!code && damaged.code) *err = damaged, code = damaged.code;
   return code;

@@ -171,10 +171,12 @@ static inline int arguments_apply(Options *o, int argc, char **argv, int preset,
           if (!strcmp(argv[1], command_names[c])) found = c;
           if (edit_distance(argv[1], command_names[c]) < edit_distance(argv[1], command_names[best])) best = c;
         }
-        if (found < 0)
+        if (found < 0) {
+          int near = edit_distance(argv[1], command_names[best]) <= 2;
           return error_set(err, EXIT_USAGE,
-                           "no command '%.200s'; did you mean %s? Needed train, eval, sample, inspect or selftest",
-                           argv[1], command_names[best]);
+                           "no command '%.200s'%s%s%s The commands: train, eval, sample, inspect, selftest; see --help",
+                           argv[1], near ? "; did you mean " : "", near ? command_names[best] : "", near ? "?" : ".");
+        }
         o->command = (Command)found;
         continue;
       }
@@ -186,7 +188,7 @@ static inline int arguments_apply(Options *o, int argc, char **argv, int preset,
         return error_set(err, EXIT_USAGE, "unexpected '%.200s': %s takes %s", argv[i], command_names[o->command],
                          most > 1 ? "at most 64 folders"
                          : most   ? "one folder"
-                                  : "only options (--name value)");
+                                  : "only options (--name value); a name with * goes in quotes: '*.bin'");
       o->folders[o->n_folders++] = argv[i];
       continue;
     }
@@ -316,7 +318,7 @@ static inline int options_parse_argv(Options *o, int argc, char **argv, Error *e
   int code;
   *o = options_default();
   for (int i = 1; i < argc; i++)
-    if (!strcmp(argv[i], "--help")) {
+    if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h") || (i == 1 && !strcmp(argv[i], "help"))) {
       o->help = 1;
       return 0;
     }

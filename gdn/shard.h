@@ -265,7 +265,7 @@ static inline int shard_check(Shard *s, int64_t model_vocab, XXH3_state_t *finge
   if (!own && !llmc && got >= 8)
     return error_set(err, EXIT_DATA,
                      "shard %s: not a token shard: it begins with %02x %02x %02x %02x (int32 %d), needed \"GDNSHARD\" "
-                     "or llm.c's magic %d",
+                     "or llm.c's magic %d; data/prepare.py makes shards of text",
                      s->path, head[0], head[1], head[2], head[3], first_word, SHARD_LLMC_MAGIC);
   int64_t header_bytes = llmc ? SHARD_LLMC_HEADER_BYTES : SHARD_HEADER_BYTES;
   if (got < header_bytes)

@@ -69,9 +69,10 @@ static inline int shards_add_pattern(ShardSet *set, const char *pattern, Error *
   if (rc == GLOB_NOSPACE)
     code = error_set(err, EXIT_MEMORY, "%s '%s': not enough memory for the list", set->option, pattern);
   if (rc && !code)
-    code = error_set(err, EXIT_DATA,
-                     "%s '%s': no file matches; give shards made by data/prepare.py, like '%s out/data/x_train_*.bin'",
-                     set->option, pattern, set->option);
+    code = error_set(
+        err, EXIT_DATA,
+        "%s '%s': no file matches; give shards made by data/prepare.py, like %s 'out/data/x_%s_*.bin', or recall",
+        set->option, pattern, set->option, strcmp(set->option, "--val") ? "train" : "val");
   for (size_t i = 0; !code && i < found.gl_pathc; i++) shards_add_path(set, found.gl_pathv[i]);
   globfree(&found);
   return code;

@@ -1,6 +1,7 @@
 // signals.h: requests to stop. A run stops between two pieces of work, saves and exits with code 75 when it gets
-// SIGUSR1, SIGTERM or SIGINT, when a file OUT/STOP appears, or when the time of --stop-after is over. A second SIGINT
-// ends the process at once. The request is polled: nothing is done inside a signal handler but to note it.
+// SIGUSR1, SIGTERM, SIGINT or SIGHUP (a closed terminal), when a file OUT/STOP appears, or when the time of
+// --stop-after is over. A second SIGINT ends the process at once. The request is polled: nothing is done inside a
+// signal handler but to note it.
 //
 // defines: StopWatch, stop_watch_start, stop_requested, stop_watch_clear, monotonic_seconds
 #ifndef GDN_SIGNALS_H
@@ -51,6 +52,9 @@ static inline void stop_watch_start(StopWatch *w, const char *out, double stop_a
   sigaction(SIGUSR1, &a, NULL);
   sigaction(SIGTERM, &a, NULL);
   sigaction(SIGINT, &a, NULL);
+  struct sigaction before;
+  sigaction(SIGHUP, NULL, &before);
+  if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &a, NULL);  // nohup's runs go on
 }
 
 // 1 from the first request on; w->reason says which.
@@ -58,7 +62,11 @@ static inline int stop_requested(StopWatch *w) {
   if (w->reason[0]) return 1;
   int s = stop_signal;
   if (s)
-    snprintf(w->reason, sizeof w->reason, "%s", s == SIGUSR1 ? "SIGUSR1" : s == SIGTERM ? "SIGTERM" : "SIGINT");
+    snprintf(w->reason, sizeof w->reason, "%s",
+             s == SIGUSR1   ? "SIGUSR1"
+             : s == SIGTERM ? "SIGTERM"
+             : s == SIGHUP  ? "SIGHUP"
+                            : "SIGINT");
   else if (w->deadline > 0 && monotonic_seconds() >= w->deadline)
     snprintf(w->reason, sizeof w->reason, "--stop-after");
   else if (w->file[0] && access(w->file, F_OK) == 0)

@@ -35,6 +35,9 @@ static inline int source_open(DataSource *d, const Options *o, const Config *c, 
   }
   code = data_source_open_shards(d, &name, 1, c->vocab, validation ? "--val" : "--train", o->seq_len, (uint64_t)o->seed,
                                  validation, err);
+  if (!code && c->boundary_reset && d->set.bos >= 0 && d->set.bos != c->bos)  // would never reset, and say nothing
+    code = error_set(err, EXIT_DATA, "--boundary reset waits for BOS %d, these shards have %d: --bos %d", c->bos,
+                     d->set.bos, d->set.bos);
   return code ? code : shards_check_rows(&d->set, o->seq_len, need, err);
 }
 

@@ -185,7 +185,7 @@ static inline int dry_run_command(const EngineApi *api, Options *o, Error *err) 
   param_table_free(&table);
   EngineSettings s;
   memset(&s, 0, sizeof s);
-  s.max_rows = o->batch, s.max_len = o->seq_len, s.train = 1, s.recompute = o->recompute;
+  s.max_rows = o->batch, s.max_len = o->seq_len, s.train = 1;  // recompute: a GPU's, which both programs forecast
   return api->check(&o->config, &s, err);
 }
 

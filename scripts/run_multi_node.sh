@@ -20,5 +20,7 @@ if [ ! -r "$HOSTFILE" ]; then
   echo "run_multi_node.sh: $HOSTFILE: no such file; needed one line a machine: NAME slots=COUNT (HOSTFILE names it)" >&2
   exit 3
 fi
+# in a container one is root, which mpirun refuses at first
+if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 exec mpirun -np "$RANKS" --hostfile "$HOSTFILE" --map-by slot:PE="$THREADS" --bind-to core -x OMP_NUM_THREADS="$THREADS" \
   "$PROGRAM" --model tiny-gdn --out "$OUT" --resume auto --save-every 100 "$@"

@@ -20,5 +20,7 @@ RANKS=${RANKS:-2}
 THREADS=${THREADS:-$(($(nproc) / RANKS > 0 ? $(nproc) / RANKS : 1))}
 OUT=${OUT:-out/one-node}
 
+# in a container one is root, which mpirun refuses at first
+if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 OMP_NUM_THREADS=$THREADS exec mpirun -np "$RANKS" --bind-to none "$PROGRAM" \
   --model tiny-gdn --out "$OUT" --resume auto --save-every 100 "$@"

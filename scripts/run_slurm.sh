@@ -24,6 +24,8 @@ PROGRAM=${PROGRAM:-./train_gdn}
 OUT=${OUT:-out/slurm-${SLURM_JOB_ID:-test}}
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 
+# in a container one is root, which mpirun refuses at first
+if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 # mpirun passes USR1 on to all ranks; they agree on a step, save, and end with code 75
 mpirun -np "${SLURM_NTASKS:?start this with sbatch}" --map-by slot:PE="$OMP_NUM_THREADS" "$PROGRAM" \
   --model tiny-gdn --out "$OUT" --resume auto --save-every 100 "$@" &

@@ -10,7 +10,7 @@
 #                                                                         USR1 the job goes back into the queue
 #   DRY_RUN=1 scripts/...     (or --dry-run)        settings, memory, disk, time, dollars; needs no GPU and no data
 #   COSTS=1 scripts/...                             the table of the cost sheet, computed again
-#   kill -USR1 PID            saves and ends with code 75; the same command goes on from there (TERM, INT: the same)
+#   kill -USR1 PID            saves and ends with code 75; the same command goes on from there (TERM, INT, HUP: the same)
 #
 # Further arguments are options of train_gdn and win over the script's. From the environment:
 #   DATA     out/data/fwe        shards $DATA_train_*.bin and $DATA_val_*.bin (data/README.md makes them), or: recall
@@ -143,6 +143,9 @@ if [ "$DRY_RUN" = 1 ]; then
   esac
   if [ -z "$elsewhere" ]; then
     costs "$GPUS"
+    others=()
+    for argument in "$@"; do if [ "$argument" != --dry-run ]; then others+=("$argument"); fi; done
+    if [ ${#others[@]} != 0 ]; then echo "    the speed is that of the script as it is, without ${others[*]}"; fi
   else
     echo "    none with $elsewhere: they are known for $PRESET as it is, with TOKENS and TOTAL_BATCH from the environment"
   fi
@@ -159,7 +162,9 @@ TRAIN=${TRAIN:-./train_gdncu}
 if [ ! -x "$TRAIN" ]; then loop_fail "$TRAIN: no such program; run make train_gdncu, or name another by TRAIN"; fi
 launch=("$TRAIN")
 if [ "$GPUS" -gt 1 ] || [ -n "$HOSTFILE" ]; then
-  command -v mpirun >/dev/null || loop_fail "GPUS=$GPUS needs mpirun: install Open MPI (scripts/setup.sh)"
+  command -v mpirun >/dev/null || loop_fail "GPUS=$GPUS needs mpirun: install Open MPI (scripts/setup.sh test)"
+  # in a container one is root, which mpirun refuses at first
+  if [ "$(id -u)" = 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
   launch=(mpirun -np "$GPUS")
   if [ -n "$HOSTFILE" ]; then
     if [ ! -r "$HOSTFILE" ]; then
@@ -178,7 +183,7 @@ loop_stop() { # a signal to the script: the trainer saves and ends
   loop_say "$1: stopping at the next step"
   if [ -n "$child" ]; then kill -USR1 "$child" 2>/dev/null; fi
 }
-for signal in USR1 TERM INT; do
+for signal in USR1 TERM INT HUP; do
   # shellcheck disable=SC2064
   trap "loop_stop SIG$signal" $signal
 done

@@ -498,6 +498,7 @@ static const struct {
     {2, "--seqlen 3", "did you mean --seq-len?"},
     {2, "-lr 3", "two dashes; did you mean --lr?"},
     {2, "trian", "no command 'trian'; did you mean train?"},
+    {2, "serve", "no command 'serve'. The commands: train"},
     {2, "--steps 3 eval", "unexpected 'eval'"},
     {2, "train x", "unexpected 'x'"},
     {2, "eval a b", "unexpected 'b': eval takes one folder"},
@@ -640,6 +641,8 @@ static int exit_of(const char *a, const char *b) {
 static void test_exit(void) {
   CHECK(exit_of("--steps", "3") == 42, "goes on");
   CHECK(exit_of("--help", NULL) == 0, "help");
+  CHECK(exit_of("-h", NULL) == 0, "-h");
+  CHECK(exit_of("help", NULL) == 0, "the word help");
   CHECK(exit_of("--steps", "x") == EXIT_USAGE, "usage");
   CHECK(exit_of("--conv-size", "1") == EXIT_CONFIG, "config");
 }

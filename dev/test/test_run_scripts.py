@@ -55,7 +55,7 @@ def skip(what):
 def environment(**more):
     names = "GDN_FAULT GPUS BATCH SEQ_LEN TOTAL_BATCH DATA OUT MODEL TOKENS TRAIN PRICE DRY_RUN COSTS HOSTFILE PROGRAM".split()
     env = {k: v for k, v in os.environ.items() if k not in names and not k.startswith("SLURM_")}
-    return {**env, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "RETRY_WAIT": "0", **more}
+    return {**env, "RETRY_WAIT": "0", **more}
 
 
 def take_interrupts():

@@ -326,7 +326,7 @@ def check_resumable(args, out, text):
 
 def test_signals_stop_and_resume():
     args = SMALL + ["--steps", "1000000", "--eval-every", "2"]
-    for name, number in (("USR1", signal.SIGUSR1), ("TERM", signal.SIGTERM), ("INT", signal.SIGINT)):
+    for name, number in (("USR1", signal.SIGUSR1), ("TERM", signal.SIGTERM), ("INT", signal.SIGINT), ("HUP", signal.SIGHUP)):
         out = os.path.join(ROOT, "signal-" + name)
         p = start(args + ["--out", out])
         read_until(p, "step 3/")
@@ -604,6 +604,7 @@ def test_dry_run():
     cwd = folder("dry")
     text, _ = run(["--model", "gdn-1.3b", "--dry-run"], cwd=cwd)
     check("1,446,891,696" in text, text[-2000:])
+    run(["--model", "gdn-1.3b", "--recompute", "all", "--dry-run"], cwd=cwd)  # forecast without a GPU, too
     check(os.listdir(cwd) == [], "a dry run left something behind")
 
 
@@ -626,6 +627,7 @@ def test_bad_options():
         (["--train", "/nowhere/*.bin"], 4, ["/nowhere/*.bin", "--train"]),
         (["--train", cwd], 4, [cwd]),
         (["--train", data, "--vocab", "80"], 4, ["x_000000.bin", "--vocab"]),
+        (["--train", data, data], 2, [data, "quotes"]),
         (["--train", data, "--vocab", "257", "--seq-len", "512", "--batch", "1", "--total-batch", "512"], 4, ["300", "--seq-len"]),
         (["--out", "/proc/nowhere/x"], 5, ["/proc/nowhere"]),
         (["--resume", "/nowhere"], 5, ["/nowhere"]),
@@ -634,6 +636,12 @@ def test_bad_options():
         (["sample", "/nowhere"], 5, ["/nowhere"]),
         (["--tokenizer", "/nowhere.model"], 4, ["/nowhere.model"]),
     ]
+    own = own_shard_writer()
+    if own:  # llm.c's shards do not say which token is BOS
+        data = text_shards("bad-bos", [300], write_shard=own)
+        reset = ["--train", data, "--vocab", "257", "--boundary", "reset", "--bos"]
+        cases.append((reset + ["7"], 4, ["BOS 7", "--bos 256"]))
+        run(SMALL + reset + ["256", "--out", os.path.join(ROOT, "right-bos")])
     for args, code, words in cases:
         full = args if args[0][:1] != "-" else SMALL + args
         _, err = run(full, want=code, cwd=cwd)
