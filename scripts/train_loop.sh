@@ -143,9 +143,6 @@ if [ "$DRY_RUN" = 1 ]; then
   esac
   if [ -z "$elsewhere" ]; then
     costs "$GPUS"
-    others=()
-    for argument in "$@"; do if [ "$argument" != --dry-run ]; then others+=("$argument"); fi; done
-    if [ ${#others[@]} != 0 ]; then echo "    the speed is that of the script as it is, without ${others[*]}"; fi
   else
     echo "    none with $elsewhere: they are known for $PRESET as it is, with TOKENS and TOTAL_BATCH from the environment"
   fi
