@@ -297,8 +297,10 @@ def test_resume_refuses_another_run():
 
 
 def start(args, fault=None):
+    # signals as in a terminal, also where these tests were started with them ignored (nohup, a background job)
     return subprocess.Popen([PROGRAM] + args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, bufsize=0,
-                            env=environment(fault))
+                            env=environment(fault),
+                            preexec_fn=lambda: [signal.signal(s, signal.SIG_DFL) for s in (signal.SIGHUP, signal.SIGINT)])
 
 
 def read_until(p, text):
