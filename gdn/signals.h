@@ -39,35 +39,36 @@ static MAYBE_UNUSED void stop_signal_handler(int number) {
   stop_signal = number;
 }
 
+static const struct {
+  int number;
+  const char *name;
+} stop_signals[] MAYBE_UNUSED = {{SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}};
+enum { STOP_SIGNALS = sizeof stop_signals / sizeof *stop_signals };
+
 // Installs the handlers and starts the clock. out: the run folder, NULL: none. stop_after: seconds, 0: no limit.
 static inline void stop_watch_start(StopWatch *w, const char *out, double stop_after) {
   memset(w, 0, sizeof *w);
   if (out) snprintf(w->file, sizeof w->file, "%s/STOP", out);
   if (stop_after > 0) w->deadline = monotonic_seconds() + stop_after;
-  struct sigaction a;
+  struct sigaction a, before;
   memset(&a, 0, sizeof a);
   a.sa_handler = stop_signal_handler;
   a.sa_flags = SA_RESTART | SA_NODEFER;
   sigemptyset(&a.sa_mask);
-  sigaction(SIGUSR1, &a, NULL);
-  sigaction(SIGTERM, &a, NULL);
-  sigaction(SIGINT, &a, NULL);
-  struct sigaction before;
-  sigaction(SIGHUP, NULL, &before);
-  if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &a, NULL);  // nohup's runs go on
+  for (int i = 0; i < STOP_SIGNALS; i++) {
+    sigaction(stop_signals[i].number, NULL, &before);
+    if (stop_signals[i].number == SIGHUP && before.sa_handler == SIG_IGN) continue;  // nohup's runs go on
+    sigaction(stop_signals[i].number, &a, NULL);
+  }
 }
 
 // 1 from the first request on; w->reason says which.
 static inline int stop_requested(StopWatch *w) {
   if (w->reason[0]) return 1;
-  int s = stop_signal;
-  if (s)
-    snprintf(w->reason, sizeof w->reason, "%s",
-             s == SIGUSR1   ? "SIGUSR1"
-             : s == SIGTERM ? "SIGTERM"
-             : s == SIGHUP  ? "SIGHUP"
-                            : "SIGINT");
-  else if (w->deadline > 0 && monotonic_seconds() >= w->deadline)
+  for (int i = 0; i < STOP_SIGNALS; i++)
+    if (stop_signal == stop_signals[i].number) snprintf(w->reason, sizeof w->reason, "%s", stop_signals[i].name);
+  if (w->reason[0]) return 1;
+  if (w->deadline > 0 && monotonic_seconds() >= w->deadline)
     snprintf(w->reason, sizeof w->reason, "--stop-after");
   else if (w->file[0] && access(w->file, F_OK) == 0)
     snprintf(w->reason, sizeof w->reason, "the file STOP"), w->file_seen = 1;

@@ -7,8 +7,8 @@
 # for the runs (default: a fresh one, removed at the end; given: logs stay, checkpoints do not).
 #   PARTS   "overfit bits curves move"     MODEL  gdn-100m     CPU_PROGRAM  for curves and move: as in check_pytorch.sh
 #   ARGS    further options for overfit and bits (tests of this script on CPUs); CURVES_ARGS: options of check_pytorch.py
-# About 4 minutes on an H200 without move, which is mostly CPU_PROGRAM's time. Lines PASS or FAIL with numbers; the last one counts. Exit
-# status 0: all passed, 1: not, 2: wrong arguments.
+# About 4 minutes on an H200 without move, which is mostly CPU_PROGRAM's time. Lines PASS or FAIL with numbers; the last
+# one counts. Exit status 0: all passed, 1: not, 2: wrong arguments.
 set -u
 cd "$(dirname "$0")/../.." || exit 3
 if [ $# -lt 2 ] || [ $# -gt 3 ]; then sed -n '2,/^set/{/^#/p}' "$0" | sed 's/^# \{0,1\}//' && exit 2; fi
