@@ -136,7 +136,7 @@ PLANTS = {
     "moments are not loaded": (killed, [
         ("train_setup.h", "LOAD_PARAMS | LOAD_MOMENTS, model_write", "LOAD_PARAMS, model_write")], 0),
     "signals are not caught": (stops, [
-        ("signals.h", "  sigaction(SIGUSR1, &a, NULL);\n", "")], 1),
+        ("signals.h", '{SIGUSR1, "SIGUSR1"}, ', "")], 1),
     "an evaluation does not look for a stop": (stops, [
         ("evaluate.h", "if (stop && stop_requested(stop)) ", "if (0) ", 2)], 0),
     "a stop does not save": (stops, [
